@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from typing import Any, Final, Protocol
 
 from helix_store.core.approvals import Actor
-from helix_store.core.budgets import Budget, BudgetPeriod, BudgetScope, BudgetStatus, Dollars
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall, AnyUsageEntry
 from helix_store.core.posts import DuePost, Post, PostPage
 from helix_store.core.signatures import async_version_of, takes_session_filters
@@ -45,7 +44,7 @@ from helix_store.core.usage import (
     UsageTimeBucket,
 )
 
-__all__ = ["REQUIRED_METHODS", "BudgetStore", "PostStore", "StateStore", "UsageStore", "require_state_store"]
+__all__ = ["REQUIRED_METHODS", "PostStore", "StateStore", "UsageStore", "require_state_store"]
 
 
 class StateStore(Protocol):
@@ -561,29 +560,3 @@ class UsageStore(Protocol):
         date_to: Timestamp,
         agent_type: str | None = None,
     ) -> list[UsageBucket]: ...
-
-
-class BudgetStore(Protocol):
-    """Budgets of sessions. `helix_store.testing.BudgetContract` tests the behaviour of each method.
-
-    Each method has an async counterpart with the same signature and the prefix ``a``: ``astatus``.
-    """
-
-    def set_budget(
-        self,
-        name: str,
-        *,
-        scope: BudgetScope | str,
-        value: UserId | None = None,
-        period: BudgetPeriod | str = "total",
-        limit_usd: Dollars | None = None,
-        limit_tokens: int | None = None,
-    ) -> Budget: ...
-
-    def get_budget(self, name: str) -> Budget | None: ...
-
-    def list_budgets(self) -> list[Budget]: ...
-
-    def delete_budget(self, name: str) -> bool: ...
-
-    def status(self, name: str, *, value: UserId | None = None) -> BudgetStatus: ...

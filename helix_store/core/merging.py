@@ -73,7 +73,10 @@ def _promoted(document: dict[str, Any], staged: Iterable[StagedChanges], limits:
         if change.patches:
             promoted.apply(change.patches)
             if not isinstance(promoted.document, dict):
-                raise _not_an_object(change.patches)
+                # The last operation on the whole document has replaced the object.
+                index = max(index for index, each in enumerate(change.patches) if not each["path"])
+                op = change.patches[index]["op"]
+                raise PatchError(index=index, op=op, reason="custom_state must stay an object")
         elif change.merge_changes is not None:
             changes = copy_json(_object(change.merge_changes, "the changes"))
             _merge_into(promoted.document, changes, ())
@@ -102,9 +105,3 @@ def _object(value: Any, name: str) -> dict[str, Any]:
     if type(value) is not dict:
         raise InvalidPayload(path="", reason=f"{name} must be a dict, not {type(value).__name__}")
     return value
-
-
-def _not_an_object(patches: list[Any]) -> PatchError:
-    """Return an error for the last operation on the whole document, which replaced the object."""
-    index = max(index for index, operation in enumerate(patches) if not operation["path"])
-    return PatchError(index=index, op=patches[index]["op"], reason="custom_state must stay an object")

@@ -101,8 +101,10 @@ class _Tagging:
                 self._keys.append(index)
                 items.append(self.tagged(item))
                 self._keys.pop()
-            result = items if kind is list else _tagged_sequence(kind, items)
-        elif _is_plain_object(value):
+            if kind is set or kind is frozenset:
+                items.sort(key=encode)
+            result = items if kind is list else {_SEQUENCES[kind]: items}
+        elif all(type(key) is str for key in value) and not _has_form_of_a_tag(value):
             result = {}
             for key, item in value.items():
                 self._keys.append(key)
@@ -133,19 +135,8 @@ class _Tagging:
         return functools.reduce(join_path, self._keys, self._path)
 
 
-def _is_plain_object(value: dict[Any, Any]) -> bool:
-    """Return whether a dict can be a JSON object unchanged: it has text keys and does not look like a tag."""
-    return all(type(key) is str for key in value) and not _has_form_of_a_tag(value)
-
-
 def _has_form_of_a_tag(value: dict[str, Any]) -> bool:
     return len(value) == 1 and next(iter(value))[:1] == "$"
-
-
-def _tagged_sequence(kind: type, items: list[Any]) -> dict[str, list[Any]]:
-    if kind is not tuple:
-        items.sort(key=encode)
-    return {_SEQUENCES[kind]: items}
 
 
 def _refuse_equal_hashes(keys: Iterable[Any]) -> None:
@@ -250,14 +241,6 @@ def _read_datetime(text: str) -> datetime:
     return datetime.fromisoformat(wall_clock).replace(tzinfo=tzinfo, fold=0 if fold is None else 1)
 
 
-def _write_bytes(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
-
-
-def _read_bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
 def _read_decimal(text: str) -> Decimal:
     try:
         return Decimal(text)
@@ -270,7 +253,11 @@ _SCALARS: Final[dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]
     date: ("$date", date.isoformat, date.fromisoformat),
     Decimal: ("$decimal", _DECIMALS.to_sci_string, _read_decimal),
     UUID: ("$uuid", str, UUID),
-    bytes: ("$bytes", _write_bytes, _read_bytes),
+    bytes: (
+        "$bytes",
+        lambda value: base64.b64encode(value).decode("ascii"),
+        functools.partial(base64.b64decode, validate=True),
+    ),
 }
 
 

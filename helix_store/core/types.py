@@ -105,12 +105,7 @@ class SessionStatus(StrEnum):
 
 
 TERMINAL_STATUSES: Final = (SessionStatus.COMPLETED, SessionStatus.FAILED)
-NON_TERMINAL_STATUSES: Final = (
-    SessionStatus.ACTIVE,
-    SessionStatus.RUNNING,
-    SessionStatus.PAUSED,
-    SessionStatus.INTERRUPTED,
-)
+NON_TERMINAL_STATUSES: Final = tuple(status for status in SessionStatus if not status.is_terminal)
 
 
 class RunStatus(StrEnum):

@@ -175,7 +175,8 @@ class Access(ABC):
     def enter(self) -> Call:
         """Begin a call. Raises `OutsideTransaction`."""
         connection = self.connection
-        return Call(self, connection, form_of(connection))
+        is_postgresql = connection.vendor == "postgresql"
+        return Call(self, connection, conf.form(connection.settings_dict) if is_postgresql else conf.PORTABLE)
 
     def read_if_fast(self, statement: Statement, parameters: Parameters) -> Rows | None:
         """Run a read that only PostgreSQL runs; return ``None`` unless the database has fast reads."""
@@ -215,7 +216,9 @@ class Access(ABC):
                 return read(row)
             return otherwise()
 
-        return self._committed_once(call, write, lambda call: look_first(call.id), lambda: operation_id)
+        return self.committed_once(
+            write, lambda call: look_first(call.id), operation_id=lambda: operation_id, call=call
+        )
 
     def committed_once(
         self,
@@ -223,6 +226,7 @@ class Access(ABC):
         again: Callable[[Call], R],
         *,
         operation_id: Callable[[], str | None],
+        call: Call | None = None,
     ) -> R:
         """Return the result of ``write``, or of ``again`` if the reply to its COMMIT is lost.
 
@@ -230,55 +234,35 @@ class Access(ABC):
         ``write`` has ended, looks for what ``write`` stored, and writes it if it is not there. It is repeated
         for a few seconds while the server does not answer; then `OutcomeUnknown` is raised with the
         ``operation_id``. In the caller's transaction nothing is repeated, because the caller owns the commit.
+        ``call`` is by default a new one.
         """
-        return self._committed_once(self.enter(), write, again, operation_id)
-
-    def _committed_once(
-        self,
-        call: Call,
-        write: Callable[[Call], R],
-        again: Callable[[Call], R],
-        operation_id: Callable[[], str | None],
-    ) -> R:
-        call = call._replace(id=new_call_id())
-        if call.in_transaction:
-            return write(call)
-        connection = call.connection
+        entered = (call or self.enter())._replace(id=new_call_id())
+        if entered.in_transaction:
+            return write(entered)
+        connection = entered.connection
         began = time.monotonic()
         # All statements of the call are sent in one session.
         token = is_kept_open.set(True)
         session = 0
         try:
             session = _session_number(connection)
-            return write(call)
+            return write(entered)
         except OutcomeUnknown as exc:
             lost = exc
         finally:
             is_kept_open.reset(token)
             release_unless_kept(connection)
 
-        def end_session() -> None:
-            if session:
-                self.read(END_SESSION, {"number": session, "seconds": time.monotonic() - began})
-
         def write_again() -> R:
             if self.is_postgresql:
                 self.execute(WAIT_BRIEFLY, {})
-            return again(self.enter()._replace(id=call.id))
+            return again(self.enter()._replace(id=entered.id))
 
-        return self._after_lost_reply(lost, end_session, write_again, operation_id)
-
-    def _after_lost_reply(
-        self,
-        lost: OutcomeUnknown,
-        end_session: Callable[[], None],
-        write_again: Callable[[], R],
-        operation_id: Callable[[], str | None],
-    ) -> R:
         # With an id, the store has already waited for its transaction.
         for pause in patient_pauses() if lost.operation_id is None else (0.0,):
             try:
-                end_session()
+                if session:
+                    self.read(END_SESSION, {"number": session, "seconds": time.monotonic() - began})
                 return self.transaction(write_again)
             except NO_ANSWER as exc:
                 if isinstance(exc, OutcomeUnknown) and exc.operation_id is not None:
@@ -313,11 +297,6 @@ def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
     is_connected = connection.connection is not None
     autocommit = connection.autocommit if is_connected else connection.settings_dict["AUTOCOMMIT"]
     return connection.in_atomic_block or not autocommit
-
-
-def form_of(connection: BaseDatabaseWrapper) -> conf.Form:
-    """Return the forms of statements for a connection; ask once per call."""
-    return conf.form(connection.settings_dict) if connection.vendor == "postgresql" else conf.PORTABLE
 
 
 def _session_number(connection: BaseDatabaseWrapper) -> int:

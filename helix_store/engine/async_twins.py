@@ -1,4 +1,4 @@
-"""The async twin of a synchronous method: one helper, no second body."""
+"""The async twin of a synchronous method or context manager: one helper, no second body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import close_old_connections
@@ -57,7 +58,8 @@ def async_iterator_twin(
     @functools.wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
         iterator = await in_thread_to_the_end(functools.partial(method, self, *args, **kwargs))
-        while batch := await in_thread_to_the_end(lambda: _next_items(iterator)):
+        take = functools.partial(itertools.islice, iterator, _ITEMS_PER_CROSSING)
+        while batch := await in_thread_to_the_end(lambda: list(take())):
             for item in batch:
                 yield item
 
@@ -66,8 +68,33 @@ def async_iterator_twin(
     return twin
 
 
-def _next_items(iterator: Iterator[R]) -> list[R]:
-    return list(itertools.islice(iterator, _ITEMS_PER_CROSSING))
+class BothContexts:
+    """A base that adds ``async with`` to a class with ``__enter__`` and ``__exit__``. ``__exit__`` must do
+    nothing if the object was not entered, because a cancelled ``async with`` also calls it.
+    """
+
+    def __enter__(self) -> Self:
+        raise NotImplementedError
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await in_thread_to_the_end(self.__enter__)
+        except asyncio.CancelledError as error:
+            # Nothing else releases what was acquired on entry, such as the lock of a turn.
+            await in_thread_to_the_end(
+                functools.partial(self.__exit__, type(error), error, error.__traceback__)
+            )
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return await in_thread_to_the_end(functools.partial(self.__exit__, kind, error, trace))
 
 
 async def in_thread(call: Callable[[], R]) -> R:

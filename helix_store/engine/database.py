@@ -64,6 +64,8 @@ R = TypeVar("R")
 _ATTEMPTS: Final = 5
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _UNCHANGED: Final = nullcontext()
+_OPERATIONS: Final = 100_000
+"""Instructions of SQLite's virtual machine, which take a few milliseconds."""
 _ONE_MOMENT: Final = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 _BEGIN: Final = Statement("BEGIN DEFERRED")
 # This lasts until the end of the transaction: behind a pooler, the connection then serves another client.
@@ -79,11 +81,6 @@ class Database(Access):
     def has_row_locks(self) -> bool:
         """False on SQLite, which has one write transaction at a time instead."""
         return connections[self.alias].features.has_select_for_update
-
-    @property
-    def has_fast_reads(self) -> bool:
-        """Whether the forms that only PostgreSQL runs may be used for a read."""
-        return self.enter().form.has_fast_reads
 
     @property
     def has_fast_writes(self) -> bool:
@@ -135,6 +132,25 @@ class Database(Access):
                 # A method, not a statement: after some errors SQLite has already rolled back and refuses
                 # another ROLLBACK.
                 connection.rollback()
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """End this thread's statement if a signal handler raises an error in a ``with`` block.
+
+        PostgreSQL's driver does this by itself and cancels the statement. SQLite calls back between steps of
+        a statement: Python then runs the handler, and a failed callback ends the statement with an
+        `OperationalError`.
+        """
+        if self.is_postgresql:
+            yield
+            return
+        self.connection.ensure_connection()
+        native = self.connection.connection
+        native.set_progress_handler(lambda: 0, _OPERATIONS)
+        try:
+            yield
+        finally:
+            native.set_progress_handler(None, 0)
 
     @contextmanager
     def rolled_back(self, *, dry_run: bool = True) -> Iterator[None]:
@@ -233,13 +249,6 @@ def reads(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     return as_query
 
 
-@contextmanager
-def _on_postgresql(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Set what the statements of a transaction need."""
-    with reading_moments(connection), _read_committed(connection):
-        yield
-
-
 def _read_committed(connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
     """Give new transactions in the block the isolation level that the statements need."""
     if connection.vendor != "postgresql" or connection.in_atomic_block:
@@ -259,7 +268,7 @@ def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R], watched: Wa
     try:
         try:
             atomic = transaction.atomic(using=connection.alias)
-            with _on_postgresql(connection) if connection.vendor == "postgresql" else _UNCHANGED, atomic:
+            with reading_moments(connection), _read_committed(connection), atomic:
                 transaction.on_commit(mark_committed, using=connection.alias)
                 with watched or _UNCHANGED:
                     result = body()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from django.db import connections
@@ -38,21 +38,18 @@ def citus_problems(aliases: Sequence[str]) -> Iterator[CitusProblem]:
                 "learn the tenant",
                 "Use a schema for each group of tenants instead, or remove one of the two settings.",
             )
-        node, hint = _node_of(settings), "Name one node, the same one in every process: the coordinator."
-        if "," in f"{node}":
+        options = settings["OPTIONS"]
+        host = options.get("host") or options.get("hostaddr") or settings["HOST"]
+        node = f"{host}:{options.get('port') or settings['PORT']}"
+        hint = "Name one node, the same one in every process: the coordinator."
+        if "," in node:
             yield CitusProblem(alias, "it has several hosts: ids and locks are those of one node", hint)
-        tables = (settings["NAME"], settings["USER"], settings["OPTIONS"].get("options"))
+        tables = (settings["NAME"], settings["USER"], options.get("options"))
         other, other_node = nodes.setdefault(tables, (alias, node))
         if other_node != node:
             yield CitusProblem(
                 alias, f"it has the tables of {other!r} and reaches them through another node", hint
             )
-
-
-def _node_of(settings: Mapping[str, Any]) -> str:
-    options = settings["OPTIONS"]
-    host = options.get("host") or options.get("hostaddr") or settings["HOST"]
-    return f"{host}:{options.get('port') or settings['PORT']}"
 
 
 def has_citus(connection: BaseDatabaseWrapper) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from django.db import DataError, Error, InterfaceError, InternalError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -147,26 +147,19 @@ def raise_mapped(
         translated = translate(
             exc, vendor=connection.vendor, committing=committing, is_single_statement=is_single_statement
         )
-        if translated is not None:
-            _raise_translated(connection, exc, translated)
-    elif isinstance(exc, StoreUnavailable | OutcomeUnknown):
+        if translated is None:
+            return
+        if isinstance(translated, StoreUnavailable | OutcomeUnknown) or _has_ended_session(exc):
+            _drop(connection)
+        # The driver's message quotes the value: psycopg's includes the DETAIL and CONTEXT of PostgreSQL.
+        raise translated from (None if isinstance(translated, IntegrityFault) else exc)
+    if isinstance(exc, StoreUnavailable | OutcomeUnknown):
         # Translated inside an atomic block, which has since ended.
         _drop(connection)
     elif isinstance(exc, UnicodeEncodeError | OverflowError):
         # Both drivers reject lone surrogates before the database gets them; SQLite's also rejects large
         # integers.
         raise IntegrityFault(_REFUSED_VALUE, database_code=None) from None
-
-
-def _raise_translated(
-    connection: BaseDatabaseWrapper, error: Error, translated: HelixStoreError | TransactionManagementError
-) -> NoReturn:
-    if isinstance(translated, StoreUnavailable | OutcomeUnknown) or _has_ended_session(error):
-        _drop(connection)
-    if isinstance(translated, IntegrityFault):
-        # The driver's message quotes the value: psycopg's includes the DETAIL and CONTEXT of PostgreSQL.
-        raise translated from None
-    raise translated from error
 
 
 def is_retryable_transaction(error: BaseException) -> bool:

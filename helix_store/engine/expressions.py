@@ -14,7 +14,6 @@ from django.db.models import (
     BigIntegerField,
     BooleanField,
     CharField,
-    Expression,
     F,
     Func,
     Lookup,
@@ -89,43 +88,34 @@ def after_keyset(model: type[Model], last: Mapping[str, Any], *, descending: boo
     )
 
 
-class _JSONContains(Expression):
+class _JSONContains(Func):
     """The condition that a jsonb column contains a document, which SQLite checks with ``json_each``."""
 
-    conditional = True
-
     def __init__(self, column: str, document: Any, sqlite_condition: str, sqlite_params: list[str]) -> None:
-        super().__init__(output_field=BooleanField())
-        self.column: Any = F(column)
+        super().__init__(column, output_field=BooleanField())
         self.value = document
         self.document = json.dumps(document)
         self.sqlite_condition = sqlite_condition
         self.sqlite_params = sqlite_params
 
-    def get_source_expressions(self) -> list[Any]:
-        return [self.column]
-
-    def set_source_expressions(self, exprs: Any) -> None:
-        (self.column,) = exprs
-
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
-        column, params = compiler.compile(self.column)
+    def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        column, params = compiler.compile(self.source_expressions[0])
         # The second half is the condition of the partial index, which has no empty documents.
         empty = "[]" if isinstance(self.value, list) else "{}"
         condition = f"({column} @> %s::jsonb AND {column} <> '{empty}'::jsonb)"
         return condition, (*params, self.document, *params)
 
     def as_sqlite(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
-        column, params = compiler.compile(self.column)
+        column, params = compiler.compile(self.source_expressions[0])
         condition = f"EXISTS (SELECT 1 FROM json_each({column}) WHERE {self.sqlite_condition})"
         return condition, (*params, *self.sqlite_params)
 
 
-def has_tag(tag: str) -> Expression:
+def has_tag(tag: str) -> Func:
     return _JSONContains("tags", [tag], "json_each.value = %s", [tag])
 
 
-def has_metadata(key: str, value: str) -> Expression:
+def has_metadata(key: str, value: str) -> Func:
     return _JSONContains(
         "metadata", {key: value}, "json_each.key = %s AND json_each.value = %s", [key, value]
     )

@@ -115,14 +115,6 @@ def _as_texts(form: PreparedForm, parameters: Mapping[str, Any]) -> list[str | N
     ]
 
 
-def _array(values: list[Any]) -> str:
-    return "{" + ",".join(_element(value) for value in values) + "}"
-
-
-def _hexadecimal(value: bytes) -> str:
-    return "\\x" + value.hex()
-
-
 def _element(value: Any) -> str:
     if value is None:
         return "NULL"
@@ -134,9 +126,9 @@ _WRITERS: Final[dict[type, Callable[[Any], str]]] = {
     bool: str,
     int: str,
     float: repr,
-    bytes: _hexadecimal,
+    bytes: lambda value: f"\\x{value.hex()}",
     datetime: datetime.isoformat,
-    list: _array,
+    list: lambda values: f"{{{','.join(map(_element, values))}}}",
 }
 
 

@@ -25,7 +25,6 @@ from django.db import DatabaseError, connections
 from helix_store.engine.aliases import alias_of, app_aliases
 from helix_store.engine.database import Database
 from helix_store.engine.errors import is_unavailable
-from helix_store.engine.interrupts import interruptible
 from helix_store.exceptions import (
     HelixStoreError,
     InvalidCursor,
@@ -224,7 +223,7 @@ class StoreCommand(BaseCommand):
         """Run one long statement in a block. The first signal cancels it and reports ``stopped``."""
         self._stops_at_once = True
         try:
-            with interruptible(Database(alias, tenant="")):
+            with Database(alias, tenant="").interruptible():
                 yield
         except (KeyboardInterrupt, DatabaseError, HelixStoreError):
             if not self.stop.is_set():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from django.db.models import BooleanField, Expression, F
+from django.db.models import BooleanField, Func
 
 from helix_store.conf import constraint_name
 from helix_store.engine.statement import Statement
@@ -24,28 +24,20 @@ HAS_INDEX: Final = Statement(
 )
 
 
-class Contains(Expression):
+class Contains(Func):
     """A condition: the title, user, tags or id of a session contain a word, in letters of any case."""
 
-    conditional = True
     columns = ("title", "session_id", "user_id", "tags")
 
     def __init__(self, word: str) -> None:
-        super().__init__(output_field=BooleanField())
+        super().__init__(*self.columns, output_field=BooleanField())
         self.word = word
-        self.sources: list[Any] = [F(name) for name in self.columns]
-
-    def get_source_expressions(self) -> list[Any]:
-        return self.sources
-
-    def set_source_expressions(self, exprs: Any) -> None:
-        self.sources = list(exprs)
 
     def _columns(self, compiler: Any) -> dict[str, str]:
-        compiled = (compiler.compile(source)[0] for source in self.sources)
+        compiled = (compiler.compile(source)[0] for source in self.source_expressions)
         return dict(zip(self.columns, compiled, strict=True))
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+    def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         text = SEARCHED_TEXT.format(**self._columns(compiler))
         return f"({text} ILIKE %s)", (_pattern(self.word),)
 

@@ -31,8 +31,7 @@ from helix_store.core.types import (
     Timestamp,
 )
 from helix_store.core.validation import messages as checked_messages
-from helix_store.engine.async_contexts import BothContexts
-from helix_store.engine.async_twins import async_twin
+from helix_store.engine.async_twins import BothContexts, async_twin
 from helix_store.exceptions import (
     ConflictError,
     FencedOutError,

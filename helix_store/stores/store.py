@@ -11,8 +11,7 @@ from helix_store.core.approvals import ApprovedCall
 from helix_store.core.limits import Limits
 from helix_store.core.signatures import takes_session_filters
 from helix_store.core.types import SessionPage
-from helix_store.engine.async_contexts import BothContexts
-from helix_store.engine.async_twins import async_twin
+from helix_store.engine.async_twins import BothContexts, async_twin
 from helix_store.exceptions import ConflictError, OutsideTransaction
 from helix_store.sessions.requests import CommittedStep, StepWrite
 from helix_store.sessions.store import StateStoreBase

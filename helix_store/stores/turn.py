@@ -26,8 +26,7 @@ from helix_store.core.types import (
     UsageKind,
 )
 from helix_store.core.usage import TokenCounts
-from helix_store.engine.async_contexts import BothContexts
-from helix_store.engine.async_twins import async_twin
+from helix_store.engine.async_twins import BothContexts, async_twin
 from helix_store.exceptions import (
     ConflictError,
     FencedOutError,
