@@ -36,11 +36,6 @@ _FAILED_BY_DEFAULT: Final = {
     "code": _DEADLINE_PASSED,
     "message": "Nobody answered before the deadline.",
 }
-_RULES: Final[dict[str, validation.Rule]] = {
-    "approval_id": validation.optional_identifier,
-    "digest": validation.optional_identifier,
-    "reason": validation.reason,
-}
 _EXPIRED: Final[dict[str, dict[str, Any]]] = {
     "fail": {"error": _FAILED_BY_DEFAULT},
     "reject": {"approved": False, "reason": _DEADLINE_PASSED},
@@ -202,7 +197,9 @@ def checked_answer(
 
     Raises `InvalidPayload`, and `LimitExceeded` if the answer is larger than ``max_message_bytes``.
     """
-    validation.arguments(_RULES, approval_id=approval_id, digest=digest, reason=reason)
+    validation.optional_identifier(approval_id, "approval_id")
+    validation.optional_identifier(digest, "digest")
+    validation.reason(reason)
     fields: dict[str, Any]
     if approved is not None:
         if type(approved) is not bool:

@@ -29,10 +29,6 @@ from helix_store.stores.third_party import ThirdPartyStore
 
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LOOK_BACK: Final = 20
-_RULES: Final[dict[str, validation.Rule]] = {
-    "session_id": validation.identifier,
-    "fencing_token": validation.optional(validation.whole_number),
-}
 
 
 class _OpenStep(Protocol):
@@ -51,8 +47,9 @@ class BoundSession:
         else:
             self._parts = store._parts if isinstance(store, HasParts) else ThirdPartyStore(store)
         self.store: Final = self._parts.sessions
-        validation.arguments(_RULES, session_id=session_id, fencing_token=fencing_token)
-        self.id: Final = session_id
+        self.id: Final = validation.identifier(session_id, "session_id")
+        if fencing_token is not None:
+            validation.whole_number(fencing_token, "fencing_token")
         self.fencing_token: Final = fencing_token
         self._has_posts: Final = hasattr(self.store, "receive_posts")
         self._open_step: _OpenStep | None = None
