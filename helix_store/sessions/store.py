@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from helix_store.sessions.calls.checkpoints import CheckpointCalls
 from helix_store.sessions.calls.messages import MessageCalls
-from helix_store.sessions.calls.posts import PostCalls
 from helix_store.sessions.calls.sessions import SessionCalls
 from helix_store.sessions.calls.steps import StepCalls
 from helix_store.sessions.calls.waiting import WaitingCalls
 
 
-class StateStoreBase(SessionCalls, MessageCalls, StepCalls, CheckpointCalls, WaitingCalls, PostCalls):
+class StateStoreBase(SessionCalls, MessageCalls, StepCalls, CheckpointCalls, WaitingCalls):
     """The state store of the contract; a subclass passes the back end."""
