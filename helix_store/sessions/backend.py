@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from helix_store.sessions.database.posts import DatabasePosts
     from helix_store.sessions.database.runs import DatabaseRuns
     from helix_store.sessions.database.sessions import DatabaseSessions
-    from helix_store.sessions.database.steps import DatabaseStaging, DatabaseSteps
+    from helix_store.sessions.database.steps import DatabaseSteps
     from helix_store.sessions.database.waiting import DatabaseWaiting
     from helix_store.sessions.memory.checkpoints import MemoryCheckpoints
     from helix_store.sessions.memory.posts import MemoryPosts
     from helix_store.sessions.memory.runs import MemoryRuns
     from helix_store.sessions.memory.sessions import MemorySessions
-    from helix_store.sessions.memory.steps import MemoryMessages, MemoryStaging, MemorySteps
+    from helix_store.sessions.memory.steps import MemoryMessages, MemorySteps
     from helix_store.sessions.memory.waiting import MemoryWaiting
 
 
@@ -35,7 +35,6 @@ class Backend:
 
     sessions: DatabaseSessions | MemorySessions
     messages: DatabaseMessages | MemoryMessages
-    staging: DatabaseStaging | MemoryStaging
     steps: DatabaseSteps | MemorySteps
     checkpoints: DatabaseCheckpoints | MemoryCheckpoints
     runs: DatabaseRuns | MemoryRuns

@@ -27,7 +27,7 @@ from helix_store.sessions.database.messages import DatabaseMessages
 from helix_store.sessions.database.posts import DatabasePosts
 from helix_store.sessions.database.runs import DatabaseRuns
 from helix_store.sessions.database.sessions import DatabaseSessions
-from helix_store.sessions.database.steps import DatabaseStaging, DatabaseSteps
+from helix_store.sessions.database.steps import DatabaseSteps
 from helix_store.sessions.database.waiting import DatabaseWaiting
 from helix_store.sessions.requests import CommittedStep, OpenedStep, StagedRow, StepWrite
 from helix_store.sessions.store import StateStoreBase
@@ -53,7 +53,6 @@ class DatabaseStateStore(OpensSessions, StateStoreBase):
         backend = Backend(
             sessions=sessions,
             messages=DatabaseMessages(db),
-            staging=DatabaseStaging(db),
             steps=DatabaseSteps(db),
             checkpoints=DatabaseCheckpoints(db),
             runs=DatabaseRuns(db),

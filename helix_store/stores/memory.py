@@ -18,7 +18,7 @@ from helix_store.sessions.memory.posts import MemoryPosts
 from helix_store.sessions.memory.runs import MemoryRuns
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import MemorySessions
-from helix_store.sessions.memory.steps import MemoryMessages, MemoryStaging, MemorySteps
+from helix_store.sessions.memory.steps import MemoryMessages, MemorySteps
 from helix_store.sessions.memory.waiting import MemoryWaiting
 from helix_store.sessions.store import StateStoreBase
 from helix_store.stores.handle import OpensSessions
@@ -41,7 +41,6 @@ class InMemoryStateStore(OpensSessions, StateStoreBase):
         backend = Backend(
             sessions=MemorySessions(self._scope),
             messages=MemoryMessages(self._scope),
-            staging=MemoryStaging(self._scope),
             steps=MemorySteps(self._scope),
             checkpoints=MemoryCheckpoints(self._scope),
             runs=MemoryRuns(self._scope),

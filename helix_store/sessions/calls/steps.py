@@ -135,12 +135,12 @@ class StepCalls(StoreCalls):
         text = encode(document, limit=limits.max_staged_bytes, name="max_staged_bytes")
         if changes.patches:
             check_staged_patches(changes.patches, limits=limits)
-        return self._backend.staging.stage(session_id, step_id, changes.tool_call_id, text)
+        return self._backend.steps.stage(session_id, step_id, changes.tool_call_id, text)
 
     def get_staged_changes(self, session_id: str, step_id: str) -> list[StagedChanges]:
         """Return the changes staged for a step, in staging order."""
         validation.identifier(session_id, "session_id")
-        return self._backend.staging.staged(session_id, validation.identifier(step_id, "step_id"))
+        return self._backend.steps.staged(session_id, validation.identifier(step_id, "step_id"))
 
     def promote_staging(
         self,
@@ -157,12 +157,12 @@ class StepCalls(StoreCalls):
         """
         validation.identifier(session_id, "session_id")
         validation.identifier(step_id, "step_id")
-        return self._backend.staging.promote(session_id, step_id, guard(expected_version, fencing_token))
+        return self._backend.steps.promote(session_id, step_id, guard(expected_version, fencing_token))
 
     def discard_staging(self, session_id: str, step_id: str) -> int:
         """Delete a step's staged changes and return their number. Safe to repeat."""
         validation.identifier(session_id, "session_id")
-        return self._backend.staging.discard(session_id, validation.identifier(step_id, "step_id"))
+        return self._backend.steps.discard(session_id, validation.identifier(step_id, "step_id"))
 
     def save_state_and_promote_staging(
         self,

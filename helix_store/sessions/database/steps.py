@@ -66,7 +66,11 @@ from helix_store.sessions.step_sql import MAX_SINGLE_MESSAGES, STAGED_ROWS, step
 from helix_store.signals import announce, signals_of_status
 
 
-class DatabaseStaging(DatabaseOperations):
+class DatabaseSteps(DatabaseOperations):
+    """Staged changes and steps. A write is one statement if the database supports that form, otherwise lock,
+    decision and writes.
+    """
+
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
         """Stage a change, and return its row if the step can promote the row without reading it."""
         locked = partial(self._stage_locked, session_id, step_id, tool_call_id, text)
@@ -80,7 +84,14 @@ class DatabaseStaging(DatabaseOperations):
         }
 
         def look_first(call_id: str) -> None:
-            if not self._was_staged(session_id, step_id, tool_call_id, call_id):
+            # The call may have staged the change even if a step has taken it since.
+            key = lock_session(self.db, session_id).pk
+            taken = Operation.objects.using(self.db.alias).filter(session_id=key, operation_id=call_id)
+            staged = StagedChange.objects.using(self.db.alias).filter(
+                session_id=key, step_id=step_id, tool_call_id=tool_call_id
+            )
+            call_ids = staged.values_list("call_ids", flat=True)
+            if not taken.exists() and recorded_value(first_row(call_ids), call_id) is None:
                 locked()
 
         return self.db.write_once(
@@ -91,16 +102,6 @@ class DatabaseStaging(DatabaseOperations):
             look_first=look_first,
             operation_id=tool_call_id,
         )
-
-    def _was_staged(self, session_id: str, step_id: str, tool_call_id: str, call_id: str) -> bool:
-        """Return whether a call has staged a change, even if it was taken since. Locks the session."""
-        key = lock_session(self.db, session_id).pk
-        if Operation.objects.using(self.db.alias).filter(session_id=key, operation_id=call_id).exists():
-            return True
-        staged = StagedChange.objects.using(self.db.alias).filter(
-            session_id=key, step_id=step_id, tool_call_id=tool_call_id
-        )
-        return recorded_value(first_row(staged.values_list("call_ids", flat=True)), call_id) is not None
 
     @writes
     def _stage_locked(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
@@ -143,10 +144,6 @@ class DatabaseStaging(DatabaseOperations):
         if discarded:
             touch(self.db, head)
         return discarded
-
-
-class DatabaseSteps(DatabaseOperations):
-    """Steps as one statement if the database supports that form, otherwise as lock, decision and writes."""
 
     def commit(self, request: StepRequest) -> StepCommit:
         return self.db.committed_once(
@@ -238,8 +235,13 @@ class DatabaseSteps(DatabaseOperations):
             "at": at,
             "added": len(request.messages),
             "keep": request.keep,
-            **_message_parameters(request.messages),
         }
+        if len(request.messages) > MAX_SINGLE_MESSAGES:
+            parameters["roles"] = [message.role for message in request.messages]
+            parameters["texts"] = [message.text for message in request.messages]
+        else:
+            for number, message in enumerate(request.messages, 1):
+                parameters[f"role_{number}"], parameters[f"text_{number}"] = message
         rows = call.try_write(statement, parameters)
         if not rows or rows[0][0] is None:
             return None, [StagedRow(version, payload) for _, _, _, version, payload in rows]
@@ -267,8 +269,12 @@ class DatabaseSteps(DatabaseOperations):
                 if request.reception is not None:
                     request.reception.is_continued = status not in TERMINAL_STATUSES
             return claims.earlier_commit
-        if is_repeat and _may_be_pruned(head, request):
-            raise OutcomeUnknown(request.name)
+        if is_repeat and request.keep is not None and request.operation_id is None:
+            expected_version = request.guard.expected_version
+            before = request.state.version if expected_version is None else expected_version
+            if head.version - before > request.keep:
+                # So many later steps were stored that the lost step's checkpoint may have been pruned.
+                raise OutcomeUnknown(request.name)
         at = moments.now()
         staged = _take_staged(self.db, head, request.step.step_id, at)
         if request.staged:
@@ -326,7 +332,14 @@ class DatabaseSteps(DatabaseOperations):
             head.current_id, head.current_is_checkpoint = row_id, True
             keep_checkpoints(self.db, head, request.keep)
         if request.operation_id is not None:
-            _record_operation(self.db, head, request.operation_id, given, commit, at)
+            Operation.objects.using(self.db.alias).create(
+                session_id=head.pk,
+                operation_id=request.operation_id,
+                digest=given.digest(),
+                checkpoint_id=commit.checkpoint_id,
+                version=commit.new_version,
+                created_at=at,
+            )
         remember_step(request.state, stored, row_id, commit.new_version, has_promoted=bool(staged))
         return commit
 
@@ -368,18 +381,6 @@ def _checkpoint_columns(
         "size_bytes": encoded.size_bytes,
         "created_at": at,
     }
-
-
-def _message_parameters(messages: Sequence[EncodedMessage]) -> dict[str, Any]:
-    if len(messages) > MAX_SINGLE_MESSAGES:
-        return {
-            "roles": [message.role for message in messages],
-            "texts": [message.text for message in messages],
-        }
-    parameters = {}
-    for number, message in enumerate(messages, 1):
-        parameters[f"role_{number}"], parameters[f"text_{number}"] = message
-    return parameters
 
 
 class _Claims(NamedTuple):
@@ -437,23 +438,3 @@ def _read_claims(db: Database, head: Session, request: StepRequest, *, is_repeat
     if digest != request.digest():
         raise IdempotencyConflict(request.operation_id)
     return _Claims(run_exists, commit(recorded_id, version))
-
-
-def _may_be_pruned(head: Session, request: StepRequest) -> bool:
-    """Return whether so many later steps were stored that the lost step's checkpoint may have been pruned."""
-    expected_version = request.guard.expected_version
-    before = request.state.version if expected_version is None else expected_version
-    return request.keep is not None and request.operation_id is None and head.version - before > request.keep
-
-
-def _record_operation(
-    db: Database, head: Session, operation_id: str, request: StepRequest, commit: StepCommit, at: datetime
-) -> None:
-    Operation.objects.using(db.alias).create(
-        session_id=head.pk,
-        operation_id=operation_id,
-        digest=request.digest(),
-        checkpoint_id=commit.checkpoint_id,
-        version=commit.new_version,
-        created_at=at,
-    )

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.merging import promote_staged
 from helix_store.core.payloads import decode
-from helix_store.core.types import (
-    CheckpointHead,
-    Message,
-    SessionStatus,
-    StagedChanges,
-    StepCommit,
-)
+from helix_store.core.types import CheckpointHead, SessionStatus, StagedChanges, StepCommit
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
 from helix_store.sessions.approvals import used_approvals
 from helix_store.sessions.layout import encode_custom_state
@@ -75,7 +69,7 @@ class MemoryMessages(MemoryOperations):
             return draft.write()
 
 
-class MemoryStaging(MemoryOperations):
+class MemorySteps(MemoryOperations):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
         with self._scope.writing(session_id) as draft:
             draft.staged[step_id, tool_call_id] = text
@@ -98,6 +92,17 @@ class MemoryStaging(MemoryOperations):
         with self._scope.writing(session_id) as draft:
             return discard_staged(draft, step_id)
 
+    def commit(self, request: StepRequest) -> StepCommit:
+        with self._scope.writing(request.session_id) as draft:
+            earlier = _earlier_commit(draft, request)
+            if earlier is not None:
+                return earlier
+            staged = staged_changes(draft, request.step.step_id)
+            if request.staged:
+                request.require_staged(staged)
+            self._scope.check_guard(draft, request.guard)
+            return _apply(draft, request, staged)
+
 
 def staged_changes(record: SessionRecord, step_id: str) -> list[StagedChanges]:
     """Return the changes staged for a step, in staging order."""
@@ -112,19 +117,6 @@ def discard_staged(draft: SessionRecord, step_id: str) -> int:
     dropped = len(draft.staged) - len(kept)
     draft.staged = kept
     return dropped
-
-
-class MemorySteps(MemoryOperations):
-    def commit(self, request: StepRequest) -> StepCommit:
-        with self._scope.writing(request.session_id) as draft:
-            earlier = _earlier_commit(draft, request)
-            if earlier is not None:
-                return earlier
-            staged = staged_changes(draft, request.step.step_id)
-            if request.staged:
-                request.require_staged(staged)
-            self._scope.check_guard(draft, request.guard)
-            return _apply(draft, request, staged)
 
 
 def _earlier_commit(record: SessionRecord, request: StepRequest) -> StepCommit | None:
@@ -156,33 +148,25 @@ def _apply(draft: SessionRecord, request: StepRequest, staged: Sequence[StagedCh
     discard_staged(draft, request.step.step_id)
     draft.messages.extend(stored_messages(request.messages, now))
     received: list[str] = []
-    if is_due and request.reception is not None and not has_open_calls(_backwards(draft)):
+    newest_first = (decode_messages([stored.text])[0] for stored in reversed(draft.messages))
+    if is_due and request.reception is not None and not has_open_calls(newest_first):
         received = [message.text for message in receive_due(draft)]
     new_version = draft.write_state(encoded)
-    checkpoint = StoredCheckpoint(_checkpoint_head(draft, request), new_version, encoded)
-    draft.checkpoints[checkpoint.head.checkpoint_id] = checkpoint
-    if request.keep is not None:
-        draft.keep_checkpoints(request.keep)
-    commit = StepCommit(checkpoint.head.checkpoint_id, new_version)
-    if request.operation_id is not None:
-        draft.operations[request.operation_id] = StoredOperation(given.digest(), commit, received)
-    return replace(commit, received=decode_messages(received))
-
-
-def _backwards(record: SessionRecord) -> Iterator[Message]:
-    return (message for stored in reversed(record.messages) for message in decode_messages([stored.text]))
-
-
-def _checkpoint_head(record: SessionRecord, request: StepRequest) -> CheckpointHead:
-    step = request.step
-    return CheckpointHead(
+    head = CheckpointHead(
         checkpoint_id=request.checkpoint_id,
         session_id=request.session_id,
         run_id=request.run_id,
-        step_id=step.step_id,
-        step_count=step.step_count,
-        status=SessionStatus(record.columns["status"]),
-        message_count=len(record.messages),
-        stream_sequence=step.stream_sequence,
-        created_at=record.columns["updated_at"],
+        step_id=request.step.step_id,
+        step_count=request.step.step_count,
+        status=SessionStatus(draft.columns["status"]),
+        message_count=len(draft.messages),
+        stream_sequence=request.step.stream_sequence,
+        created_at=draft.columns["updated_at"],
     )
+    draft.checkpoints[request.checkpoint_id] = StoredCheckpoint(head, new_version, encoded)
+    if request.keep is not None:
+        draft.keep_checkpoints(request.keep)
+    commit = StepCommit(request.checkpoint_id, new_version)
+    if request.operation_id is not None:
+        draft.operations[request.operation_id] = StoredOperation(given.digest(), commit, received)
+    return replace(commit, received=decode_messages(received))
