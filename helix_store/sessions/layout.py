@@ -23,11 +23,7 @@ from helix_store.core.payloads import (
     write_json,
 )
 from helix_store.core.types import RunStatus, SessionHead, SessionMode, SessionState, SessionStatus
-from helix_store.exceptions import (
-    ConflictError,
-    InvalidPayload,
-    LimitExceeded,
-)
+from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.sessions.deltas import (
     Entries,
     encode_changed,
@@ -270,10 +266,3 @@ _STORED_HEAD_RULES: Final[dict[str, validation.Rule]] = {
     # The session is already stored, and text lengths were not always limited.
     **dict.fromkeys(("title", "directory", "tags", "metadata"), lambda value, _: value),
 }
-
-
-def settled_mode(stored: str | None, given: str | None) -> str | None:
-    """Return the mode after a write: it is written once, and a write without a mode keeps the stored one."""
-    if stored is not None and given is not None and stored != given:
-        raise ConflictError("The mode of a session is written once and cannot change.")
-    return given if stored is None else stored

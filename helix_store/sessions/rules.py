@@ -23,7 +23,6 @@ from helix_store.sessions.layout import (
     SUSPENSION_FIELDS,
     EncodedState,
     remember_cleared,
-    settled_mode,
 )
 from helix_store.sessions.tool_calls import is_answered, kept_ownership
 
@@ -135,21 +134,18 @@ def check_same_ref(stored: object, given: object) -> None:
         )
 
 
-def written_columns(
-    encoded: EncodedState, *, session_id: str, mode: str | None, ownership: str | None
-) -> dict[str, Any]:
-    """Return the head's columns for a whole state, written over a session with this mode and owner record.
+def written_columns(encoded: EncodedState, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the head's columns for a whole state, which is written over a session with ``stored`` columns.
 
-    Raises `ConflictError` if the mode differs.
+    The mode is written once; a write without a mode keeps it. Raises `ConflictError` if the mode differs.
     """
-    columns = encoded.columns
-    return {
-        **columns,
-        "mode": settled_mode(mode, columns["mode"]),
-        "client_tool_call_ownership": kept_ownership(
-            columns["client_tool_call_ownership"], ownership, session_id
-        ),
-    }
+    columns, mode = encoded.columns, stored["mode"]
+    if mode is not None and columns["mode"] not in (None, mode):
+        raise ConflictError("The mode of a session is written once and cannot change.")
+    ownership = kept_ownership(
+        columns["client_tool_call_ownership"], stored["client_tool_call_ownership"], stored["session_id"]
+    )
+    return {**columns, "mode": mode or columns["mode"], "client_tool_call_ownership": ownership}
 
 
 def branched_state(source: SessionState, *, new_session_id: str, title: str | None = None) -> SessionState:

@@ -59,8 +59,8 @@ LEDGERS: Final = (
     Mutant(
         "operation",
         _STEPS,
-        "if request.operation_id is not None:\n            _record",
-        "if False:\n            _record",
+        "if request.operation_id is not None:\n            Operation",
+        "if False:\n            Operation",
         _OPERATIONS,
     ),
     Mutant("operation", _STEPS, "request, is_repeat=True)", "request, is_repeat=False)", _LOST_COMMITS),

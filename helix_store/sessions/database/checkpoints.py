@@ -70,7 +70,8 @@ _END_OF_TIME: Final = datetime.max.replace(tzinfo=UTC)
 class DatabaseCheckpoints(DatabaseOperations):
     @reads
     def get(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
-        return self._first(self._of_session_id(session_id).filter(checkpoint_id=checkpoint_id), session_id)
+        checkpoints = step_checkpoints(self.db, pk_of(self.db, session_id))
+        return self._first(checkpoints.filter(checkpoint_id=checkpoint_id), session_id)
 
     def latest(self, session_id: str) -> Checkpoint | None:
         latest_of = {"tenant": self.db.tenant, "session_id": session_id}
@@ -83,14 +84,15 @@ class DatabaseCheckpoints(DatabaseOperations):
 
     @reads
     def _latest(self, session_id: str) -> Checkpoint | None:
-        return self._first(self._of_session_id(session_id).order_by("-version"), session_id)
+        checkpoints = step_checkpoints(self.db, pk_of(self.db, session_id))
+        return self._first(checkpoints.order_by("-version"), session_id)
 
     @reads
     def select(
         self, session_id: str, *, limit: int, before_version: int | None
     ) -> tuple[list[CheckpointHead], int, int | None]:
         """Return the page (newest first), the total, and the next page's ``before_version``, if any."""
-        checkpoints = self._of(session_key(self.db, session_id))
+        checkpoints = step_checkpoints(self.db, session_key(self.db, session_id))
         page = checkpoints.order_by("-version")
         if before_version is not None:
             page = page.filter(version__lt=before_version)
@@ -101,18 +103,13 @@ class DatabaseCheckpoints(DatabaseOperations):
     @writes
     def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int:
         head = lock_session(self.db, session_id, guard, "client_tool_call_ownership")
-        checkpoints = self._of(head.pk)
+        checkpoints = step_checkpoints(self.db, head.pk)
         found = checkpoints.filter(checkpoint_id=checkpoint_id).values("pk", *CHECKPOINT_COLUMNS)
         row = first_row(found)
         if row is None:
             raise CheckpointNotFound(checkpoint_id)
         state = checkpoint_from(row, session_id).state
-        columns = written_columns(
-            encode_state(state, AS_STORED),
-            session_id=session_id,
-            mode=head.mode,
-            ownership=head.client_tool_call_ownership,
-        )
+        columns = written_columns(encode_state(state, AS_STORED), vars(head))
         if not head.current_is_checkpoint:
             CheckpointRow.objects.using(self.db.alias).filter(pk=current_key(head)).delete()
         # The deltas from a base belong to the steps right after it: no remaining checkpoint needs a deleted
@@ -141,7 +138,11 @@ class DatabaseCheckpoints(DatabaseOperations):
         if request.message_index is not None and request.message_index > head.message_count:
             raise InvalidQuery("message_index is beyond the end of the history.", path="message_index")
         checkpoint, boundary = self._branching_point(head, request)
-        source = self._current_state(head) if checkpoint is None else checkpoint.state
+        if checkpoint is None:
+            current = Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS)
+            source = current_from(current.get(pk=head.pk))
+        else:
+            source = checkpoint.state
         state = branched_state(source, new_session_id=request.new_session_id, title=request.title)
         new = NewSession(request.new_session_id, encode_state(state, AS_STORED))
         new.encoded.columns["message_count"] = boundary
@@ -168,7 +169,8 @@ class DatabaseCheckpoints(DatabaseOperations):
     @writes
     def delete(self, session_id: str, checkpoint_id: str) -> bool:
         head = lock_session(self.db, session_id)
-        dropped = drop_checkpoints(self.db, head, self._of(head.pk).filter(checkpoint_id=checkpoint_id))
+        doomed = step_checkpoints(self.db, head.pk).filter(checkpoint_id=checkpoint_id)
+        dropped = drop_checkpoints(self.db, head, doomed)
         self._announce(head, dropped)
         return dropped > 0
 
@@ -187,7 +189,7 @@ class DatabaseCheckpoints(DatabaseOperations):
 
     def _branching_point(self, head: Session, request: BranchRequest) -> tuple[Checkpoint | None, int]:
         """Return the checkpoint to branch from (``None``: current state) and how many messages to copy."""
-        checkpoints = self._of(head.pk).order_by("-version")
+        checkpoints = step_checkpoints(self.db, head.pk).order_by("-version")
         if request.checkpoint_id is not None:
             checkpoints = checkpoints.filter(checkpoint_id=request.checkpoint_id)
         elif request.message_index is not None:
@@ -200,17 +202,6 @@ class DatabaseCheckpoints(DatabaseOperations):
         else:
             boundary = head.message_count if checkpoint is None else checkpoint.message_count
         return checkpoint, boundary
-
-    def _current_state(self, head: Session) -> SessionState:
-        return current_from(Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk))
-
-    def _of(self, key: int) -> QuerySet[CheckpointRow]:
-        return step_checkpoints(self.db, key)
-
-    def _of_session_id(self, session_id: str) -> QuerySet[CheckpointRow]:
-        return CheckpointRow.objects.using(self.db.alias).filter(
-            session_id=pk_of(self.db, session_id), kind=CheckpointKind.STEP, namespace=""
-        )
 
     @staticmethod
     def _first(checkpoints: QuerySet[CheckpointRow], session_id: str) -> Checkpoint | None:

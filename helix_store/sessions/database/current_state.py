@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, QuerySet, Subquery
 
 from helix_store.core.payloads import size_of
 from helix_store.core.types import CheckpointSource
@@ -20,8 +20,8 @@ from helix_store.sessions.deltas import apply_deltas
 from helix_store.sessions.reading import base_of, custom_state_of
 
 
-def step_checkpoints(db: Database, key: int) -> QuerySet[Checkpoint]:
-    """Return the checkpoints that a session's steps have made."""
+def step_checkpoints(db: Database, key: int | Subquery) -> QuerySet[Checkpoint]:
+    """Return the checkpoints that a session's steps have made; ``key`` is the session's key."""
     return Checkpoint.objects.using(db.alias).filter(session_id=key, kind=CheckpointKind.STEP, namespace="")
 
 
@@ -78,7 +78,10 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
     if head.current_is_checkpoint:
         demoted = doomed.filter(pk=current_key(head)).update(kind=CheckpointKind.STATE, checkpoint_id=None)
     if demoted:
-        _store_in_full(db, head)
+        row = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=current_key(head))
+        payload, base_id, base = row.values_list("payload", "base_id", "base__payload").get()
+        if base_id is not None:
+            row.update(payload=apply_deltas(base_of(base_id, base) or "", [payload]), base_id=None)
         Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
         head.current_is_checkpoint, head.base_key = False, None
     # This includes bases that only doomed checkpoints need; `drop_unneeded_bases` removes them.
@@ -111,11 +114,3 @@ def drop_unneeded_bases(db: Database, head: Session) -> None:
     rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
     needed = rows.filter(base_id=OuterRef("pk"))
     rows.filter(~Exists(needed), kind=CheckpointKind.BASE).delete()
-
-
-def _store_in_full(db: Database, head: Session) -> None:
-    """Replace the current state's delta with the full payload, so that it needs no base."""
-    row = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=current_key(head))
-    payload, base_id, base = row.values_list("payload", "base_id", "base__payload").get()
-    if base_id is not None:
-        row.update(payload=apply_deltas(base_of(base_id, base) or "", [payload]), base_id=None)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
@@ -59,16 +58,6 @@ from helix_store.sessions.rules import (
 from helix_store.sessions.sql import END_LOCKED_RUN, RUN_COLUMNS, end_run, start_run
 
 
-class _Earlier(NamedTuple):
-    """Facts about a session: this run id exists, the running run, the last turn, an interrupt exists."""
-
-    has_run: bool
-    running_key: int | None
-    running_token: int | None
-    last_turn: int | None
-    has_interrupt: bool
-
-
 class DatabaseRuns(DatabaseOperations):
     def start_run(
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
@@ -93,7 +82,10 @@ class DatabaseRuns(DatabaseOperations):
         session_id, run_id = parameters["session_id"], parameters["run_id"]
 
         def look_first(call_id: str) -> Run:
-            return self._recorded_run(session_id, run_id, call_id) or locked()
+            row = first_row(self._runs_of(lock_session(self.db, session_id).pk).filter(run_id=run_id))
+            # This call may have started or ended the run.
+            is_recorded = row is not None and recorded_value(row.call_ids, call_id) is not None
+            return run_from(row, session_id) if is_recorded else locked()
 
         return self.db.write_once(
             statement,
@@ -104,13 +96,6 @@ class DatabaseRuns(DatabaseOperations):
             operation_id=run_id,
         )
 
-    def _recorded_run(self, session_id: str, run_id: str, call_id: str) -> Run | None:
-        """Return the run if this call has started or ended it. Locks the session."""
-        row = first_row(self._runs_of(lock_session(self.db, session_id).pk).filter(run_id=run_id))
-        if row is None or recorded_value(row.call_ids, call_id) is None:
-            return None
-        return run_from(row, session_id)
-
     @writes
     def _start_run_locked(
         self, session_id: str, run_id: str, start_sequence: int, supersede: bool, guard: Guard
@@ -118,43 +103,42 @@ class DatabaseRuns(DatabaseOperations):
         head = lock_session(self.db, session_id, guard)
         runs = self._runs_of(head.pk)
         at = moments.now()
-        earlier = self._earlier(head.pk, run_id)
-        if earlier.has_run:
+        of_session = RunRow.objects.filter(session_id=OuterRef("pk"))
+        running = of_session.filter(status=RunStatus.RUNNING.value)
+        # All that a new run must know about its locked session, in one statement.
+        is_taken, running_key, running_token, last_turn, has_interrupt = (
+            Session.objects.using(self.db.alias)
+            .filter(pk=head.pk)
+            .values_list(
+                Exists(of_session.filter(run_id=run_id)),
+                Subquery(running.values("pk")[:1]),
+                Subquery(running.values("fencing_token")[:1]),
+                Subquery(of_session.order_by("-turn").values("turn")[:1]),
+                Exists(InterruptRow.objects.filter(session_id=OuterRef("pk"))),
+            )
+            .get()
+        )
+        if is_taken:
             raise taken_run(run_id)
-        if earlier.running_key is not None:
-            check_supersedes(earlier.running_token, supersede=supersede, fencing_token=guard.fencing_token)
-            _end_superseded(runs, earlier.running_key, at)
+        if running_key is not None:
+            check_supersedes(running_token, supersede=supersede, fencing_token=guard.fencing_token)
+            runs.filter(pk=running_key).update(
+                status=RunStatus.INTERRUPTED.value, completion_reason=SUPERSEDED, ended_at=at
+            )
         row = runs.create(
             session_id=head.pk,
             run_id=run_id,
-            turn=(earlier.last_turn or 0) + 1,
+            turn=(last_turn or 0) + 1,
             status=RunStatus.RUNNING.value,
             start_sequence=start_sequence,
             fencing_token=guard.fencing_token,
             started_at=at,
         )
-        if earlier.has_interrupt:
+        if has_interrupt:
             self._interrupts_of(head.pk).delete()
         if head.status != SessionStatus.ACTIVE:
             advance(self.db, head, at=at, status=SessionStatus.ACTIVE.value)
         return run_from(row, session_id)
-
-    def _earlier(self, key: int, run_id: str) -> _Earlier:
-        """Return what a new run must know about its locked session, in one statement."""
-        runs = RunRow.objects.filter(session_id=OuterRef("pk"))
-        running = runs.filter(status=RunStatus.RUNNING.value)
-        return _Earlier(
-            *Session.objects.using(self.db.alias)
-            .filter(pk=key)
-            .values_list(
-                Exists(runs.filter(run_id=run_id)),
-                Subquery(running.values("pk")[:1]),
-                Subquery(running.values("fencing_token")[:1]),
-                Subquery(runs.order_by("-turn").values("turn")[:1]),
-                Exists(InterruptRow.objects.filter(session_id=OuterRef("pk"))),
-            )
-            .get()
-        )
 
     def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
         locked = partial(self._update_run_locked, session_id, run_id, update, guard)
@@ -258,7 +242,9 @@ class DatabaseRuns(DatabaseOperations):
             run_id=self._bound_run(head.pk, run_id),
             requested_at=moments.now(),
         )
-        standing = standing_request(self._pending(head.pk, session_id), wanted)
+        row = first_row(self._pending_of(head.pk))
+        pending = None if row is None else interrupt_from(row, session_id)
+        standing = standing_request(pending, wanted)
         if standing is wanted:
             # A run that starts in one statement clears no request that it cannot see.
             touch(self.db, head)
@@ -310,15 +296,10 @@ class DatabaseRuns(DatabaseOperations):
         )
         return self._interrupts_of(key).filter(Q(run_id=None) | Exists(running))
 
-    def _pending(self, key: int, session_id: str) -> InterruptRequest | None:
-        row = first_row(self._pending_of(key))
-        return None if row is None else interrupt_from(row, session_id)
-
     def _bound_run(self, key: int, run_id: str | None) -> str | None:
-        runs = RunRow.objects.using(self.db.alias).filter(session_id=key)
+        runs = self._runs_of(key)
         if run_id is None:
-            running = runs.filter(status=RunStatus.RUNNING.value).values_list("run_id", flat=True)
-            return first_row(running)
+            return first_row(runs.filter(status=RunStatus.RUNNING.value).values_list("run_id", flat=True))
         status = first_row(runs.filter(run_id=run_id).values_list("status", flat=True))
         if status is None:
             raise RunNotFound(run_id)
@@ -332,7 +313,3 @@ def _running(runs: QuerySet[RunRow]) -> RunRow | None:
 
 def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
     return {**asdict(update), "status": update.status.value, "run_id": run_id, "at": moments.now()}
-
-
-def _end_superseded(runs: QuerySet[RunRow], key: int, at: datetime) -> None:
-    runs.filter(pk=key).update(status=RunStatus.INTERRUPTED.value, completion_reason=SUPERSEDED, ended_at=at)

@@ -114,12 +114,7 @@ class DatabaseSessions(DatabaseOperations):
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
         head = lock_session(self.db, session_id, guard, "client_tool_call_ownership")
         at = moments.now()
-        columns = written_columns(
-            encoded,
-            session_id=session_id,
-            mode=head.mode,
-            ownership=head.client_tool_call_ownership,
-        )
+        columns = written_columns(encoded, vars(head))
         pointer = write_current(
             self.db,
             head,

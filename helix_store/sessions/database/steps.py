@@ -286,12 +286,7 @@ class DatabaseSteps(DatabaseOperations):
         given = request
         if request.reception is not None:
             request = request.continued(request.reception, has_due_posts=claims.has_due_posts)
-        written = written_columns(
-            request.encoded,
-            session_id=request.session_id,
-            mode=head.mode,
-            ownership=head.client_tool_call_ownership,
-        )
+        written = written_columns(request.encoded, vars(head))
         encoded = request.promote(staged)
         given.custom_state = request.custom_state
         received = self._received(head, request, at) if claims.has_due_posts else []

@@ -192,12 +192,7 @@ class SessionRecord:
 
     def write_state(self, encoded: EncodedState) -> int:
         """Write a whole state, like `write`. Raises `ConflictError` if the mode differs."""
-        columns = written_columns(
-            encoded,
-            session_id=self.session_id,
-            mode=self.columns["mode"],
-            ownership=self.columns["client_tool_call_ownership"],
-        )
+        columns = written_columns(encoded, self.columns)
         self.payload = encoded.payload
         self.envelope = encoded.envelope
         return self.write(**columns)
