@@ -136,6 +136,12 @@ class ToolCalls:
         uses = None if approved is None else approved_calls(approved)
         return cls(_stored(pending), _stored(completed), uses)
 
+    @classmethod
+    def of(cls, columns: Mapping[str, Any]) -> ToolCalls:
+        """Return the calls in these columns of a session, by name. Raises `IntegrityFault`."""
+        names = ("pending_client_tool_calls", "completed_client_tool_calls", "approved_tool_calls")
+        return cls.stored(*map(columns.get, names))
+
     @property
     def answers(self) -> dict[str, dict[str, Any]]:
         """The answers that have not been taken yet."""

@@ -76,9 +76,12 @@ class DatabaseWaiting(DatabaseOperations):
 
         The guard's fence belongs to ``session_id``.
         """
-        heads = self._heads({session_id, owner_id})
-        root_id = tree_of(session_id, heads[session_id].root_session_id)
-        if tree_of(owner_id, heads[owner_id].root_session_id) != root_id:
+        rows = sessions_with_ids(self.db, {session_id, owner_id}).only("session_id", "root_session_id")
+        trees = {head.session_id: tree_of(head.session_id, head.root_session_id) for head in rows}
+        for unknown_id in sorted({session_id, owner_id} - trees.keys()):
+            raise missing_session(self.db, unknown_id)
+        root_id = trees[session_id]
+        if trees[owner_id] != root_id:
             raise ConflictError(
                 "The owner of the calls is in another tree; choose a session of the same tree."
             )
@@ -99,9 +102,7 @@ class DatabaseWaiting(DatabaseOperations):
         owner = lock_known_session(self.db, owner_id, None, *_ANSWER_COLUMNS)
         if owner is None or tree_of(owner_id, owner.root_session_id) != root_id:
             return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
-        calls = ToolCalls.stored(
-            owner.pending_client_tool_calls, owner.completed_client_tool_calls, owner.approved_tool_calls
-        )
+        calls = ToolCalls.of(vars(owner))
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
         version = None
         if outcome in STORED_ANSWERS:
@@ -124,16 +125,15 @@ class DatabaseWaiting(DatabaseOperations):
             "completed_client_tool_calls",
             "approved_tool_calls",
         )
-        row = first_row(session_with_id(self.db, session_id).values_list(*columns))
+        row = first_row(session_with_id(self.db, session_id).values(*columns))
         if row is None:
             raise missing_session(self.db, session_id)
-        version, *texts = row
-        return version, ToolCalls.stored(*texts).approved_call(tool_call_id)
+        return row["version"], ToolCalls.of(row).approved_call(tool_call_id)
 
     @writes
     def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]:
         head = lock_session(self.db, session_id, guard, *_CALL_COLUMNS)
-        calls = _calls_of(head)
+        calls = ToolCalls.of(vars(head))
         taken = calls.take()
         if taken:
             advance(self.db, head, **calls.columns(self.db.limits))
@@ -169,13 +169,6 @@ class DatabaseWaiting(DatabaseOperations):
             deadline, key, _, _ = rows[-1]
             page = sessions.filter(after_keyset(Session, {"pending_deadline": deadline, "id": key}))
         return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
-
-    def _heads(self, session_ids: set[str]) -> dict[str, Session]:
-        rows = sessions_with_ids(self.db, session_ids).only("session_id", "root_session_id")
-        heads = {head.session_id: head for head in rows}
-        for session_id in sorted(session_ids - heads.keys()):
-            raise missing_session(self.db, session_id)
-        return heads
 
     def _owner_of(self, session_id: str, tool_call_id: str) -> tuple[str, str]:
         """Return the call's owner according to the root, and the root; by default the session is the owner.
@@ -235,7 +228,7 @@ def _asked_columns(
     A session without its root holds the record itself.
     """
     columns: dict[str, Any] = {}
-    asked = _calls_of(owner)
+    asked = ToolCalls.of(vars(owner))
     if asked.add(calls):
         columns = asked.columns(db.limits)
     keeper = owner if root is None else root
@@ -246,7 +239,3 @@ def _asked_columns(
         # The version stays the same: a running step of the root has read nothing that changes.
         update_row(db, Session, keeper.pk, {"client_tool_call_ownership": record})
     return columns
-
-
-def _calls_of(head: Session) -> ToolCalls:
-    return ToolCalls.stored(head.pending_client_tool_calls, head.completed_client_tool_calls)

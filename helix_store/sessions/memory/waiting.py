@@ -67,7 +67,7 @@ class MemoryWaiting(MemoryOperations):
             if found is None or _tree_of(found) != tree:
                 return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
             with self._scope.writing(owner_id) as owner:
-                calls = _calls_of(owner)
+                calls = ToolCalls.of(owner.columns)
                 outcome = calls.answer(
                     tool_call_id, answer, submitted_at=submitted_at, status=owner.columns["status"]
                 )
@@ -85,11 +85,11 @@ class MemoryWaiting(MemoryOperations):
 
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
         record = self._scope.require(session_id)
-        return record.version, _calls_of(record).approved_call(tool_call_id)
+        return record.version, ToolCalls.of(record.columns).approved_call(tool_call_id)
 
     def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]:
         with self._scope.writing(session_id, guard) as draft:
-            calls = _calls_of(draft)
+            calls = ToolCalls.of(draft.columns)
             taken = calls.take()
             if taken:
                 draft.write(**calls.columns(self._scope.limits))
@@ -149,7 +149,7 @@ def _asked_columns(
     A session without its root holds the record itself. The lock must be held.
     """
     columns: dict[str, Any] = {}
-    asked = _calls_of(owner)
+    asked = ToolCalls.of(owner.columns)
     if asked.add(calls):
         columns = asked.columns(scope.limits)
     root_id = _tree_of(owner)
@@ -167,12 +167,3 @@ def _asked_columns(
 
 def _tree_of(record: SessionRecord) -> str:
     return tree_of(record.session_id, record.columns["root_session_id"])
-
-
-def _calls_of(record: SessionRecord) -> ToolCalls:
-    columns = record.columns
-    return ToolCalls.stored(
-        columns["pending_client_tool_calls"],
-        columns["completed_client_tool_calls"],
-        columns["approved_tool_calls"],
-    )
