@@ -98,25 +98,17 @@ def _required(record: SessionRecord, checkpoint_id: str) -> StoredCheckpoint:
 
 def _branching_point(source: SessionRecord, request: BranchRequest) -> tuple[SessionState, int]:
     """Return the state to branch from, and the number of messages to copy."""
-    checkpoint = _checkpoint_to_branch_from(source, request)
-    if checkpoint is None:
-        state, boundary = source.state(), len(source.messages)
-    else:
-        state, boundary = checkpoint.state(source.columns["created_at"]), checkpoint.head.message_count
-    return state, boundary if request.message_index is None else request.message_index
-
-
-def _checkpoint_to_branch_from(source: SessionRecord, request: BranchRequest) -> StoredCheckpoint | None:
+    boundary = len(source.messages) if request.message_index is None else request.message_index
+    if boundary > len(source.messages):
+        raise InvalidQuery("message_index is beyond the end of the history.", path="message_index")
     if request.checkpoint_id is not None:
-        return _required(source, request.checkpoint_id)
+        checkpoint = _required(source, request.checkpoint_id)
+    else:
+        newest_first = reversed(source.checkpoints.values())
+        within = (checkpoint for checkpoint in newest_first if checkpoint.head.message_count <= boundary)
+        checkpoint = next(within, None)
+    if checkpoint is None:
+        return source.state(), boundary
     if request.message_index is None:
-        return source.latest_checkpoint
-    if request.message_index > len(source.messages):
-        raise InvalidQuery(
-            f"message_index is beyond the end: the session has {len(source.messages)} messages.",
-            path="message_index",
-        )
-    for checkpoint in reversed(source.checkpoints.values()):
-        if checkpoint.head.message_count <= request.message_index:
-            return checkpoint
-    return None
+        boundary = checkpoint.head.message_count
+    return checkpoint.state(source.columns["created_at"]), boundary

@@ -45,7 +45,7 @@ class TenantScope:
 
     @property
     def limits(self) -> Limits:
-        return self._given_limits or conf.limits()
+        return conf.limits(self._given_limits)
 
     def find(self, session_id: str) -> SessionRecord | None:
         """Return the published record, which can be read without the lock because it never changes."""
@@ -92,12 +92,10 @@ class TenantScope:
     def forget(self, session_id: str, *, keep_usage: bool = False) -> None:
         """Delete a session with all its data. The lock must be held."""
         stream_id = self.sessions.pop(session_id).columns["stream_id"]
-        if stream_id in self._streams and not self._is_referenced(stream_id):
+        others = (record.columns["stream_id"] for record in self.sessions.values())
+        if stream_id in self._streams and stream_id not in others:
             self._streams.forget(stream_id)
         self.world.session_is_gone(self._tenant, session_id, keep_usage=keep_usage)
-
-    def _is_referenced(self, stream_id: str) -> bool:
-        return any(record.columns["stream_id"] == stream_id for record in self.sessions.values())
 
 
 class MemoryOperations:
