@@ -88,12 +88,11 @@ class ItemLog(DatabaseOperations):
         and `LimitExceeded` for an item of more than ``max_state_bytes``.
         """
         held = guard(fencing_token=fencing_token)
-        items = encode_items(payloads, keys, conf.limits())
-        return self._append(items, held)
+        return self._append(held, encode_items(payloads, keys, conf.limits()))
 
     @writes
-    def _append(self, items: Sequence[EncodedItem], guard: Guard) -> int:
-        head = self._locked_for(items, guard)
+    def _append(self, guard: Guard, items: Sequence[EncodedItem]) -> int:
+        head = self._locked_or_new(guard) if items else self._locked(guard)
         if head is None:
             return 0
         if added := self._add(head, items):
@@ -106,13 +105,12 @@ class ItemLog(DatabaseOperations):
         Raises `InvalidPayload` and `LimitExceeded`.
         """
         held = guard(fencing_token=fencing_token)
-        item = EncodedItem(item_key(key), encode_item(payload, conf.limits()))
-        self._put(item, held)
+        self._put(held, item_key(key), encode_item(payload, conf.limits()))
 
     @writes
-    def _put(self, item: EncodedItem, guard: Guard) -> None:
+    def _put(self, guard: Guard, key: str, text: str) -> None:
         head = self._locked_or_new(guard)
-        columns = {"key": item.key, "payload": item.text, "at": moments.now(), "version": head.version}
+        columns = {"key": key, "payload": text, "at": moments.now(), "version": head.version}
         self.db.execute(sql.PUT, {**self._locked_lane(head.pk), **columns})
         self._mark_written(head.pk)
 
@@ -124,11 +122,10 @@ class ItemLog(DatabaseOperations):
         Newer items are also deleted if they cannot be read, or if ``validate`` returns a false value for
         their payload. ``validate`` runs under the session's lock; if it raises an error, nothing is deleted.
         """
-        held = guard(fencing_token=fencing_token)
-        return self._pop(validate or _any, held)
+        return self._pop(guard(fencing_token=fencing_token), validate or (lambda _: True))
 
     @writes
-    def _pop(self, validate: Callable[[Any], Any], guard: Guard) -> StoredItem | None:
+    def _pop(self, guard: Guard, validate: Callable[[Any], Any]) -> StoredItem | None:
         head = self._locked(guard)
         if head is None:
             return None
@@ -179,7 +176,7 @@ class ItemLog(DatabaseOperations):
         prune: Callable[[Any], Any] | None,
         guard: Guard,
     ) -> bool:
-        head = self._locked_for([] if expected else items, guard)
+        head = self._locked(guard) if expected or not items else self._locked_or_new(guard)
         if head is None:
             return not expected
         session = head.pk
@@ -256,7 +253,7 @@ class ItemLog(DatabaseOperations):
         while rows := self.db.execute(
             sql.OLDEST_LOCKED, {**self._locked_lane(session), "after": after, "limit": _ROWS_PER_LOOK}
         ):
-            gone = list(takewhile(lambda row: _is_pruned(row, prune), rows))
+            gone = list(takewhile(lambda row: any(prune(item.payload) for item in _readable([row])), rows))
             if gone:
                 after = gone[-1][0]
                 self.db.execute(sql.DELETE_TO, {**self._locked_lane(session), "last": after})
@@ -277,23 +274,18 @@ class ItemLog(DatabaseOperations):
             added += len(self.db.execute(sql.ADD, parameters))
         return added
 
-    def _locked_for(self, items: Sequence[EncodedItem], guard: Guard) -> Session | None:
-        """Return the session, which the first item creates."""
-        if items:
-            return self._locked_or_new(guard)
-        return self._locked(guard)
-
     def _locked(self, guard: Guard) -> Session | None:
         with suppress(SessionNotFound):
-            return self._named(lock_session(self.db, self.session_id, guard, *user_columns(self.user_id)))
+            head = lock_session(self.db, self.session_id, guard, *user_columns(self.user_id))
+            name_user(self.db, head, self.user_id)
+            return head
         return None
 
     def _locked_or_new(self, guard: Guard) -> Session:
+        """Return the session, which its first item creates."""
         new = partial(root_session, self.session_id, self.agent_type, user_id=self.user_id)
         columns = user_columns(self.user_id)
-        return self._named(lock_or_insert_session(self.db, self.session_id, new, guard, *columns)[0])
-
-    def _named(self, head: Session) -> Session:
+        head, _ = lock_or_insert_session(self.db, self.session_id, new, guard, *columns)
         name_user(self.db, head, self.user_id)
         return head
 
@@ -366,14 +358,6 @@ class ItemLog(DatabaseOperations):
     aget = async_twin(get)
     acount = async_twin(count)
     alanes = async_twin(lanes)
-
-
-def _any(_payload: Any) -> bool:
-    return True
-
-
-def _is_pruned(row: Row, prune: Callable[[Any], Any]) -> bool:
-    return any(prune(item.payload) for item in _readable([row]))
 
 
 def _item_of(row: Row) -> StoredItem:
