@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from helix_store.core import validation
-from helix_store.core.serialization import Page
+from helix_store.core.serialization import Page, Serializable
 from helix_store.core.signatures import takes_session_filters
 from helix_store.core.types import SessionHead, SubSessionRef
 from helix_store.engine.database import Database
@@ -71,14 +72,11 @@ class TreeNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PruneSummary:
+class PruneSummary(Serializable):
     """The progress of a prune: the sessions with checkpoints to drop, and the dropped checkpoints."""
 
     sessions: int = 0
     checkpoints: int = 0
-
-    def to_dict(self) -> dict[str, int]:
-        return {"sessions": self.sessions, "checkpoints": self.checkpoints}
 
 
 class SessionDirectory:
@@ -184,26 +182,18 @@ class SessionDirectory:
             )
             for _, tenant, found_id in found:
                 db = Database(self._using, tenant)
-                with db.rolled_back(dry_run=dry_run):
-                    dropped = _drop(db, found_id, keep, before)
+                dropped = 0
+                # The session may have been deleted after it was found.
+                with db.rolled_back(dry_run=dry_run), suppress(SessionNotFound):
+                    dropped = DatabaseCheckpoints(db).prune(found_id, keep, before)
                 if dropped:
-                    summary = replace(
-                        summary,
-                        sessions=summary.sessions + 1,
-                        checkpoints=summary.checkpoints + dropped,
+                    summary = PruneSummary(
+                        sessions=summary.sessions + 1, checkpoints=summary.checkpoints + dropped
                     )
                 yield summary
             if len(found) < page_size:
                 return
             after = found[-1].key
-
-
-def _drop(db: Database, session_id: str, keep: int, before: datetime | None) -> int:
-    try:
-        return DatabaseCheckpoints(db).prune(session_id, keep, before)
-    except SessionNotFound:
-        # The session was deleted after it was found.
-        return 0
 
 
 def _grown(

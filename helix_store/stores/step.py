@@ -94,7 +94,8 @@ class Step(BothContexts):
         self._mutex = threading.Lock()
         self._state: SessionState | None = None
         self._version = 0
-        self._number = 0
+        self.number = 0
+        """The number of this step in its session, from 1."""
         self._messages: list[AnyMessage] = []
         self._staged: dict[str, StagedChanges] = {}
         self._rows: dict[str, StagedRow | None] = {}
@@ -117,11 +118,6 @@ class Step(BothContexts):
         return self._id or ""
 
     @property
-    def number(self) -> int:
-        """The number of this step in its session, from 1."""
-        return self._number
-
-    @property
     def state(self) -> SessionState:
         """The loaded state, to change in place; after the step, the committed state with its version.
 
@@ -138,7 +134,7 @@ class Step(BothContexts):
         try:
             opened = self._open()
             state = opened.state
-            self._number = state.step_count + 1
+            self.number = state.step_count + 1
             self._id = self._id or default_step_id(state)
             self._state, self._version = state, state.version
             if opened.has_staged:
@@ -221,7 +217,11 @@ class Step(BothContexts):
             asked = {**self._asked, **entries}
             # An invalid call fails here, in the line that makes it, and not at the end of the block.
             self._ask(copy.copy(self.state), asked)
-            self._require_unclaimed(entries)
+            root_id = rules.other_root(self.state)
+            root = None if root_id is None else self.session.store.load_state(root_id)
+            if root is not None:
+                # The root of the tree records the owners of calls.
+                claimed_calls(root.client_tool_call_ownership, entries, self.session.id)
             self._asked = asked
 
     def use_approval(self, tool_call_id: str) -> ApprovedCall:
@@ -292,13 +292,6 @@ class Step(BothContexts):
                 "A step can finish, fail, wait or end its turn, but only one of these and once."
             )
 
-    def _require_unclaimed(self, entries: Mapping[str, dict[str, Any]]) -> None:
-        """Raise `ConflictError` if another session of the tree owns a call; the root records the owners."""
-        root_id = rules.other_root(self.state)
-        root = None if root_id is None else self.session.store.load_state(root_id)
-        if root is not None:
-            claimed_calls(root.client_tool_call_ownership, entries, self.session.id)
-
     # At the end
 
     def _save(self) -> None:
@@ -323,7 +316,7 @@ class Step(BothContexts):
                 set_intent(state, None)
             state.custom_state = custom_state
             state.version = commit.new_version
-            state.step_count = self._number
+            state.step_count = self.number
             state.message_count += len(self._messages) + len(commit.received)
         self._state, self.commit = state, commit
         self._after(state)
@@ -334,7 +327,7 @@ class Step(BothContexts):
             session_id=self.session.id,
             state=state,
             messages=self._messages,
-            info=StepInfo(self.id, self._number),
+            info=StepInfo(self.id, self.number),
             expected_version=self._version,
             fencing_token=self._fencing_token,
             operation_id=self._operation_id,
@@ -400,7 +393,7 @@ class Step(BothContexts):
                     session_id,
                     self.run_id,
                     status=RunStatus.SUSPENDED_CLIENT_TOOL,
-                    step_count=self._number,
+                    step_count=self.number,
                     fencing_token=self._fencing_token,
                 )
             )
@@ -414,13 +407,11 @@ class Step(BothContexts):
         if self._offered:
             rules.take(state, self._offered, self.session._parts.limits)
 
-    def _stored_changes(self) -> list[StagedChanges]:
-        return self.session.store.get_staged_changes(self.session.id, self.id)
-
     def _discard_staged(self) -> None:
         """Discard the step's staged changes, unless another worker has dropped them."""
-        if self._staged and are_stored(self._staged, self._stored_changes()):
-            self.session.store.discard_staging(self.session.id, self.id)
+        store, session_id = self.session.store, self.session.id
+        if self._staged and are_stored(self._staged, store.get_staged_changes(session_id, self.id)):
+            store.discard_staging(session_id, self.id)
 
     def _give_up(self, error: BaseException) -> None:
         """Discard staged changes. An error during clean-up must not mask the original one."""

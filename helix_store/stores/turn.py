@@ -77,10 +77,12 @@ class Turn(BothContexts):
         self.results: dict[str, dict[str, Any]] = {}
         """The answers since the last turn, by tool call id. The first step that commits consumes them."""
         self._locks = session._parts.locks if locks is None else locks
-        self._owner = _this_thread() if owner is None else owner
+        this_thread = f"{socket.gethostname()[:_LONGEST_HOST_NAME]}:{os.getpid()}:{threading.get_ident()}"
+        self._owner = this_thread if owner is None else owner
         self._ttl_ms = None if ttl is None else validation.milliseconds(ttl, "ttl")
         self._lock: HeldLock | None = None
-        self._fencing_token: int | None = None
+        self.fencing_token: int | None = None
+        """The token of the turn's lock, for writes that the turn does not make itself."""
         self._progress: Progress | None = None
         self._spending = Spending(session._parts, usage)
         self._interrupt: TurnInterrupted | None = None
@@ -119,11 +121,6 @@ class Turn(BothContexts):
         state, run_has_ended, was_ended = self._current()
         is_open = state.status not in (*TERMINAL_STATUSES, SessionStatus.PAUSED)
         return is_open and not (run_has_ended or was_ended)
-
-    @property
-    def fencing_token(self) -> int | None:
-        """The token of the turn's lock, for writes that the turn does not make itself."""
-        return self._fencing_token
 
     def messages(self, last: int | None = None) -> list[Message]:
         """Return all messages of the session, or the ``last`` ones, oldest first."""
@@ -214,7 +211,7 @@ class Turn(BothContexts):
         lock = self._locks.acquire(self.session.id, ttl_ms=self._ttl_ms, owner=self._owner)
         if lock is None:
             raise SessionBusy(self.session.id)
-        self._lock, self._fencing_token = lock, lock.fencing_token
+        self._lock, self.fencing_token = lock, lock.fencing_token
         try:
             if self.session._parts.connection_of_caller is None:
                 lock.keep_alive()
@@ -241,7 +238,7 @@ class Turn(BothContexts):
 
         Raises `ConflictError` if another worker resumed or ended it after it was loaded.
         """
-        store, session_id, token = self.session.store, self.session.id, self._fencing_token
+        store, session_id, token = self.session.store, self.session.id, self.fencing_token
         standing = rules.standing_of(state)
         if not standing.can_continue:
             # Read under the lock: an answer may have arrived before it and found the session busy.
@@ -267,7 +264,7 @@ class Turn(BothContexts):
         store, session_id = self.session.store, self.session.id
         asked = rules.calls_of(state).unanswered
         if asked and rules.other_root(state) is not None and not self.session._parts.is_atomic:
-            store.add_pending_tool_calls(session_id, asked, fencing_token=self._fencing_token)
+            store.add_pending_tool_calls(session_id, asked, fencing_token=self.fencing_token)
         run = store.get_current_run(session_id)
         if run is not None:
             self._end_run(run.run_id, *rules.outcome_of(state), step_count=state.step_count)
@@ -324,7 +321,7 @@ class Turn(BothContexts):
             step_count=step_count,
             completion_reason=reason,
             error=error,
-            fencing_token=self._fencing_token,
+            fencing_token=self.fencing_token,
         )
 
     def _release(self, lock: HeldLock) -> None:
@@ -437,8 +434,3 @@ def _estimated(usd: Dollars | None, tokens: int | None, default: Amounts) -> Amo
 
 def _is_over() -> ConflictError:
     return ConflictError("The turn is not active: the session ended or waits; look at is_active.")
-
-
-def _this_thread() -> str:
-    """Return a name for this host, process and thread."""
-    return f"{socket.gethostname()[:_LONGEST_HOST_NAME]}:{os.getpid()}:{threading.get_ident()}"
