@@ -56,9 +56,7 @@ def check_demands(entry: Mapping[str, Any], path: str) -> None:
         if name in entry and entry["approval_id"] is None:
             raise InvalidPayload(path=f"{path}/{name}", reason="this call asks for a result, not approval")
     if "approvals" in entry:
-        number = validation.whole_number(entry["approvals"], f"{path}/approvals", minimum=1)
-        if number > _MOST_APPROVALS:
-            raise InvalidPayload(path=f"{path}/approvals", reason=f"expected 1 to {_MOST_APPROVALS}")
+        validation.whole_number(entry["approvals"], f"{path}/approvals", minimum=1, maximum=_MOST_APPROVALS)
     if "editable" in entry and type(entry["editable"]) is not bool:
         raise InvalidPayload(path=f"{path}/editable", reason="expected True or False")
 

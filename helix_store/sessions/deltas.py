@@ -85,16 +85,6 @@ def encode_reusing(
     return text, entries
 
 
-def encode_payload(
-    state: SessionState, *, limit: int, path: str, reuse_texts: bool
-) -> tuple[str, Entries | None]:
-    """Encode a state's payload as `encode` does, or with ``reuse_texts`` as `encode_reusing` does."""
-    origin = origin_of(state) if reuse_texts else None
-    if origin is None or not origin.entries:
-        return encode(state.custom_state, limit=limit, path=path), None
-    return encode_reusing(origin.entries, state.custom_state, limit=limit, path=path)
-
-
 def encode_changed(
     known: Entries, before: Mapping[str, Any], value: dict[str, Any], *, limit: int, path: str
 ) -> tuple[str, dict[str, Entry] | None]:
@@ -127,25 +117,16 @@ def split(text: str) -> dict[str, Entry] | None:
     start = 0
     while start < len(text):
         try:
-            key, entry = _entry_at(text, start)
+            key, colon = _read_at(text, start)
+            value, end = _read_at(text, colon + 1)
+            fingerprint = marshal.dumps(value, _WITHOUT_REFERENCES)
         except (ValueError, RecursionError):
             return None
-        entries[key] = entry
-        start += len(entry.text)
+        if (text[start], text[colon], text[end]) != ('"', ":", ","):
+            return None
+        entries[key] = Entry(text[start:colon], text[start : end + 1], fingerprint)
+        start = end + 1
     return entries
-
-
-def _entry_at(text: str, start: int) -> tuple[str, Entry]:
-    """Return the entry that begins at ``start``. Raises ``ValueError`` if there is none."""
-    if text[start] != '"':
-        raise ValueError
-    key, colon = _read_at(text, start)
-    if text[colon] != ":":
-        raise ValueError
-    value, end = _read_at(text, colon + 1)
-    if text[end] != ",":
-        raise ValueError
-    return key, Entry(text[start:colon], text[start : end + 1], marshal.dumps(value, _WITHOUT_REFERENCES))
 
 
 def _joined(entries: Entries) -> str:
@@ -199,10 +180,6 @@ class Origin:
 
 def origin_of(state: SessionState) -> Origin | None:
     return getattr(state, "_origin", None)
-
-
-def remember_origin(state: SessionState, origin: Origin) -> None:
-    state._origin = origin
 
 
 def remember_full(state: SessionState, key: int, row_id: int, version: int, text: str) -> None:
@@ -259,7 +236,7 @@ def remember_step(
     origin = origin_of(state)
     if stored.base_id is None or origin is None:
         origin = Origin(stored.base_key, row_id, version, stored.full, stored.entries)
-        remember_origin(state, origin)
+        state._origin = origin
     origin.latest_version = version
     origin.expects_staging = has_promoted
 

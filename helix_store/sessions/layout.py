@@ -27,7 +27,8 @@ from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.sessions.deltas import (
     Entries,
     encode_changed,
-    encode_payload,
+    encode_reusing,
+    origin_of,
 )
 from helix_store.sessions.tool_calls import earliest_deadline
 
@@ -121,9 +122,15 @@ def encode_state(
         head["step_count"] = step_count
     if type(state.custom_state) is not dict:
         raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
-    payload, entries = encode_payload(
-        state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH, reuse_texts=reuse_texts
-    )
+    limit = limits.max_state_bytes
+    entries: Entries | None = None
+    origin = origin_of(state) if reuse_texts else None
+    if origin is None or not origin.entries:
+        payload = encode(state.custom_state, limit=limit, path=_CUSTOM_STATE_PATH)
+    else:
+        payload, entries = encode_reusing(
+            origin.entries, state.custom_state, limit=limit, path=_CUSTOM_STATE_PATH
+        )
     texts = {}
     for name in _TEXT_FIELDS:
         text = _encoded_field(state, name, limits)
@@ -135,11 +142,6 @@ def encode_state(
     return EncodedState(
         payload, envelope, _columns(head, texts, state), _checked_size(payload, envelope, limits), entries
     )
-
-
-def remember_cleared(state: SessionState) -> None:
-    """Mark the fields that a resume clears but returns, so that saving the state does not restore them."""
-    state._cleared = {name: getattr(state, name) for name in SUSPENSION_FIELDS}
 
 
 def _without_cleared(state: SessionState) -> SessionState:

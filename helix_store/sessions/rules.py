@@ -19,12 +19,8 @@ from helix_store.core.types import (
     SessionStatus,
 )
 from helix_store.exceptions import ConflictError, NotFoundError, shown_id
-from helix_store.sessions.layout import (
-    SUSPENSION_FIELDS,
-    EncodedState,
-    remember_cleared,
-)
-from helix_store.sessions.tool_calls import is_answered, kept_ownership
+from helix_store.sessions.layout import SUSPENSION_FIELDS, EncodedState
+from helix_store.sessions.tool_calls import ToolCalls, kept_ownership
 
 DEFAULT_STEP: Final = "step-"
 """The start of the id of a step that has no other id; its number follows."""
@@ -186,7 +182,8 @@ class Suspension:
 
     def is_answered(self, pending: str | None) -> bool:
         """Return whether all calls that the session waits for were answered before it was suspended."""
-        return self.kind == RunStatus.SUSPENDED_CLIENT_TOOL and is_answered(pending)
+        waits = self.kind == RunStatus.SUSPENDED_CLIENT_TOOL
+        return waits and ToolCalls.stored(pending, None).is_answered
 
     def require_allowed(self, status: str) -> None:
         """Raise `ConflictError` if the session has ended: `resume` would make it active again."""
@@ -220,5 +217,5 @@ def resumed_state(state: SessionState, *, version: int, at: datetime) -> Session
     state.expires_at = None
     state.version = version
     state.updated_at = at
-    remember_cleared(state)
+    state._cleared = {name: getattr(state, name) for name in SUSPENSION_FIELDS}
     return state

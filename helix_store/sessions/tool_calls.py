@@ -347,11 +347,6 @@ def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[P
         return []
 
 
-def is_answered(pending: str | None) -> bool:
-    """Return whether a column of pending calls has answers to take and no open call."""
-    return ToolCalls(_stored(pending), {}).is_answered
-
-
 def tree_of(session_id: str, root_id: str | None) -> str:
     """Return the id shared by all sessions of a tree: their root, or the session itself if it has no root."""
     return root_id or session_id

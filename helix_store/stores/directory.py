@@ -193,7 +193,7 @@ class SessionDirectory:
                 yield summary
             if len(found) < page_size:
                 return
-            after = found[-1].key
+            after, _, _ = found[-1]
 
 
 def _grown(

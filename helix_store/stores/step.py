@@ -47,7 +47,6 @@ from helix_store.sessions.requests import (
     StepWrite,
     are_stored,
     default_step_id,
-    set_intent,
 )
 from helix_store.sessions.tool_calls import claimed_calls
 from helix_store.stores import rules
@@ -302,7 +301,8 @@ class Step(BothContexts):
         else:
             self._take_offered(state)
         if self._operation_id is not None:
-            set_intent(state, self._intent())
+            # It represents the state in the digest of the step: a repeat starts from a later state.
+            state._intent = self._intent()
         write = self._to_write(state, record)
         commit, custom_state = self.session._parts.commit_step(write)
         if self._operation_id is not None and write.is_earlier(commit):
@@ -313,7 +313,7 @@ class Step(BothContexts):
             if reception is not None and reception.is_continued and reception.continued is not None:
                 state = reception.continued
             if self._operation_id is not None:
-                set_intent(state, None)
+                state._intent = None
             state.custom_state = custom_state
             state.version = commit.new_version
             state.step_count = self.number

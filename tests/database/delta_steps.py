@@ -7,7 +7,7 @@ from typing import Any
 from helix_store.core.payloads import encode
 from helix_store.core.types import SessionState
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.sessions.deltas import Origin, origin_of, remember_origin, stored_payload
+from helix_store.sessions.deltas import Origin, origin_of, stored_payload
 from helix_store.stores import DatabaseStateStore
 from tests.factories import CheckpointFactory
 
@@ -37,7 +37,7 @@ def write_step(session: Session, custom_state: dict[str, Any], **columns: Any) -
         origin = None
     saved = SessionState(session_id=session.session_id, agent_type=session.agent_type)
     if origin is not None:
-        remember_origin(saved, origin)
+        saved._origin = origin
     stored = stored_payload(saved, encode(custom_state), None, version=session.version + 1)
     if stored.is_delta:
         columns |= {"payload": stored.text, "base_id": stored.base_id}

@@ -16,7 +16,6 @@ from helix_store.sessions.deltas import (
     StoredPayload,
     apply_deltas,
     origin_of,
-    remember_origin,
     stored_payload,
 )
 from tests.strategies import HIGH, LOW
@@ -32,14 +31,14 @@ def origin(text: str = BASE) -> Origin:
 def stored(payload: str, origin: Origin | None, *, version: int | None = 101) -> StoredPayload:
     state = SessionState(session_id="s", agent_type="t")
     if origin is not None:
-        remember_origin(state, origin)
+        state._origin = origin
     return stored_payload(state, payload, None, version=version)
 
 
 @pytest.fixture
 def loaded() -> SessionState:
     state = SessionState(session_id="s", agent_type="t", custom_state={"a": [1]})
-    remember_origin(state, origin())
+    state._origin = origin()
     return state
 
 
@@ -87,7 +86,7 @@ def test_a_version_that_is_not_known_is_the_one_after_the_last() -> None:
 
 def test_a_head_with_another_key_gets_the_whole_payload() -> None:
     state = SessionState(session_id="s", agent_type="t")
-    remember_origin(state, origin())
+    state._origin = origin()
     for key, is_delta in ((7, True), (8, False), (None, False)):
         assert stored_payload(state, NEXT, None, version=101, head_key=key).is_delta is is_delta
 

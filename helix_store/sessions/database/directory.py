@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django.db.models import Count, Exists, F, Min, OuterRef, Q, QuerySet
 
@@ -36,14 +36,6 @@ _TENANTS_OF: Final = Statement(
         )
         ORDER BY tenant"""
 )
-
-
-class FoundSession(NamedTuple):
-    """A session's surrogate key, tenant and id."""
-
-    key: int
-    tenant: str
-    session_id: str
 
 
 class DatabaseDirectory(DatabaseOperations):
@@ -93,8 +85,10 @@ class DatabaseDirectory(DatabaseOperations):
         session_id: str | None,
         after: int,
         limit: int,
-    ) -> list[FoundSession]:
-        """Return sessions after a key with over ``keep`` step checkpoints, the oldest ``before`` a time."""
+    ) -> list[tuple[int, str, str]]:
+        """Return sessions after a key with over ``keep`` step checkpoints, the oldest ``before`` a time, each
+        by its surrogate key, tenant and id.
+        """
         checkpoints = Checkpoint.objects.using(self.db.alias).filter(
             kind=CheckpointKind.STEP, namespace="", session_id__gt=after
         )
@@ -107,7 +101,7 @@ class DatabaseDirectory(DatabaseOperations):
             found = found.annotate(oldest=Min("created_at")).filter(oldest__lt=before)
         keys = list(found.order_by("session_id").values_list("session_id", flat=True)[:limit])
         rows = Session.objects.using(self.db.alias).filter(pk__in=keys).order_by("pk")
-        return [FoundSession(*row) for row in rows.values_list("pk", "tenant", "session_id")]
+        return list(rows.values_list("pk", "tenant", "session_id"))
 
 
 # --- Lists ------------------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ class DatabasePosts(DatabaseOperations):
         added = None if head.status in TERMINAL_STATUSES else self._added(head, new, most)
         if added is not None:
             return added
-        earlier = self._with_key(head, new.key)
+        posts = Post.objects.using(self.db.alias).filter(session_id=head.pk, key=new.key)
+        earlier = None if new.key is None else first_row(posts.values(*_COLUMNS, "digest"))
         if earlier is not None:
             if earlier["digest"] != new.digest:
                 raise IdempotencyConflict(str(new.key))
@@ -83,12 +84,6 @@ class DatabasePosts(DatabaseOperations):
         if is_due:
             announce(self.db, head.session_id, [session_posted], post_id=new.post_id, author=new.author)
         return new.waiting(head.session_id, sequence, as_utc(posted_at), decode(new.text))
-
-    def _with_key(self, head: Session, key: str | None) -> dict[str, Any] | None:
-        if key is None:
-            return None
-        posts = Post.objects.using(self.db.alias).filter(session_id=head.pk, key=key)
-        return first_row(posts.values(*_COLUMNS, "digest"))
 
     @reads
     def select(

@@ -173,7 +173,9 @@ class DatabaseSteps(DatabaseOperations):
             if not staged:
                 return commit
         try:
-            encoded = request.promote_rows(staged)
+            changes = decode_staged([row.payload for row in staged])
+            request.require_staged(changes)
+            encoded = request.promote(changes)
         except HelixStoreError:
             # A change is gone or cannot be applied. First check whether the session is gone or stale.
             return None
@@ -211,7 +213,7 @@ class DatabaseSteps(DatabaseOperations):
             tuple(columns),
             messages=min(len(request.messages), MAX_SINGLE_MESSAGES + 1),
             merges=bool(staged),
-            is_delta=stored.base_id is not None,
+            is_delta=stored.is_delta,
             is_expected=expected_version is not None,
             is_fenced=request.guard.fencing_token is not None,
             is_of_run=request.run_id is not None,
