@@ -10,7 +10,6 @@ from typing import Final
 from helix_store.exceptions import OutcomeUnknown
 
 CALL_ID_BYTES: Final = 9
-CALL_ID_LENGTH: Final = 12
 CALL_IDS_LENGTH: Final = 255
 
 

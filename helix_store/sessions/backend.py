@@ -47,12 +47,8 @@ class StoreCalls:
 
     def __init__(self, backend: Backend, *, tenant: str, limits: Limits | None) -> None:
         self._backend = backend
-        self._tenant = tenant
+        self.tenant = tenant
         self._given_limits = limits
-
-    @property
-    def tenant(self) -> str:
-        return self._tenant
 
     @property
     def limits(self) -> Limits:

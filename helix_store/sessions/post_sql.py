@@ -35,15 +35,15 @@ def _add_at(clock: Clock) -> str:
     return _add("given.at", f"FROM (SELECT {clock.now} AS at) AS given")
 
 
-def _add_and_set_next() -> str:
-    return f"""
+ADD_POST: Final = Statement(
+    postgresql=f"""
         WITH added AS ({_add_at(POSTGRESQL)}), next AS (
             UPDATE {_SESSION} AS s SET next_post_at = added.due_at FROM added
             WHERE s.id = %(key)s AND (s.next_post_at IS NULL OR s.next_post_at > added.due_at))
-        SELECT sequence, posted_at, due_at, due_at <= posted_at, true FROM added"""
-
-
-ADD_POST: Final = Statement(_add_and_set_next(), _add(SQLITE.now), citus=(_add_at(CITUS),))
+        SELECT sequence, posted_at, due_at, due_at <= posted_at, true FROM added""",
+    sqlite=_add(SQLITE.now),
+    citus=(_add_at(CITUS),),
+)
 """Adds no row for a known key, and none beyond the maximum. The last column is true if the session's
 ``next_post_at`` is up to date; otherwise the caller sets it.
 """
