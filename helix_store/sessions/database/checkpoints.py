@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from django.db.models import QuerySet
 
@@ -13,17 +14,13 @@ from helix_store.catalogue.rows import branch_rows
 from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.limits import AS_STORED, MAX_BIGINT
-from helix_store.core.types import (
-    Checkpoint,
-    CheckpointHead,
-    SessionState,
-)
+from helix_store.core.types import Checkpoint, CheckpointHead, SessionState, SessionStatus
 from helix_store.engine.database import (
     DatabaseOperations,
     reads,
     writes,
 )
-from helix_store.exceptions import CheckpointNotFound, InvalidQuery
+from helix_store.exceptions import CheckpointNotFound, IntegrityFault, InvalidQuery
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import (
     CheckpointKind,
@@ -42,15 +39,10 @@ from helix_store.sessions.database.locking import (
     touch,
 )
 from helix_store.sessions.database.messages import cut_history
-from helix_store.sessions.database.rows import (
-    checkpoint_from,
-    checkpoint_head_from,
-    first_row,
-    pk_of,
-)
+from helix_store.sessions.database.rows import first_row, pk_of
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.reading import current_from
+from helix_store.sessions.reading import base_of, checkpoint_state, current_from
 from helix_store.sessions.requests import (
     BranchRequest,
     NewSession,
@@ -80,7 +72,7 @@ class DatabaseCheckpoints(DatabaseOperations):
             return self._latest(session_id)
         if not rows:
             return None
-        return checkpoint_from(dict(zip(CHECKPOINT_COLUMNS, rows[0], strict=True)), session_id)
+        return _checkpoint_from(dict(zip(CHECKPOINT_COLUMNS, rows[0], strict=True)), session_id)
 
     @reads
     def _latest(self, session_id: str) -> Checkpoint | None:
@@ -98,7 +90,8 @@ class DatabaseCheckpoints(DatabaseOperations):
             page = page.filter(version__lt=before_version)
         rows = list(page.values(*CHECKPOINT_HEAD_COLUMNS)[: limit + 1])
         following = rows[limit - 1]["version"] if len(rows) > limit else None
-        return [checkpoint_head_from(row, session_id) for row in rows[:limit]], checkpoints.count(), following
+        heads = [CheckpointHead(**_head_values(row, session_id)) for row in rows[:limit]]
+        return heads, checkpoints.count(), following
 
     @writes
     def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int:
@@ -108,7 +101,7 @@ class DatabaseCheckpoints(DatabaseOperations):
         row = first_row(found)
         if row is None:
             raise CheckpointNotFound(checkpoint_id)
-        state = checkpoint_from(row, session_id).state
+        state = _checkpoint_from(row, session_id).state
         columns = written_columns(encode_state(state, AS_STORED), vars(head))
         if not head.current_is_checkpoint:
             CheckpointRow.objects.using(self.db.alias).filter(pk=current_key(head)).delete()
@@ -206,4 +199,30 @@ class DatabaseCheckpoints(DatabaseOperations):
     @staticmethod
     def _first(checkpoints: QuerySet[CheckpointRow], session_id: str) -> Checkpoint | None:
         row = first_row(checkpoints.values(*CHECKPOINT_COLUMNS))
-        return None if row is None else checkpoint_from(row, session_id)
+        return None if row is None else _checkpoint_from(row, session_id)
+
+
+def _head_values(row: Mapping[str, Any], session_id: str) -> dict[str, Any]:
+    values = {name: row[name] for name in CHECKPOINT_HEAD_COLUMNS if name != "version"}
+    try:
+        # No constraint of the database restricts the statuses of checkpoints.
+        status = SessionStatus(row["status"])
+    except ValueError as exc:
+        raise IntegrityFault(
+            "A stored checkpoint has an unknown status; other rows are not affected."
+        ) from exc
+    return {**values, "session_id": session_id, "status": status}
+
+
+def _checkpoint_from(row: Mapping[str, Any], session_id: str) -> Checkpoint:
+    state = checkpoint_state(
+        row["payload"],
+        row["envelope"],
+        base_of(row["base_id"], row["base__payload"]),
+        session_id=session_id,
+        version=row["version"],
+        message_count=row["message_count"],
+        created_at=row["session__created_at"],
+        updated_at=row["created_at"],
+    )
+    return Checkpoint(state=state, **_head_values(row, session_id))

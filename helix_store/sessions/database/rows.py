@@ -1,23 +1,15 @@
-"""Look-up of sessions by id, and conversion of checkpoints' rows: models never leave the back end."""
+"""Look-up of sessions by id."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from django.db.models import QuerySet, Subquery
 
-from helix_store.core.types import (
-    Checkpoint,
-    CheckpointHead,
-    SessionStatus,
-)
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import tenant_parameter
-from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
-from helix_store.sessions.reading import base_of, checkpoint_state
-from helix_store.sessions.sql import CHECKPOINT_HEAD_COLUMNS
 
 R = TypeVar("R")
 
@@ -25,39 +17,6 @@ R = TypeVar("R")
 def first_row(rows: QuerySet[Any, R]) -> R | None:
     """Return the first row of a query, or ``None``, without the ordering that ``first()`` adds."""
     return next(iter(rows[:1]), None)
-
-
-def _head_values(row: Mapping[str, Any], session_id: str) -> dict[str, Any]:
-    values = {name: row[name] for name in CHECKPOINT_HEAD_COLUMNS if name != "version"}
-    try:
-        # No constraint of the database restricts the statuses of checkpoints.
-        status = SessionStatus(row["status"])
-    except ValueError as exc:
-        raise IntegrityFault(
-            "A stored checkpoint has an unknown status; other rows are not affected."
-        ) from exc
-    return {**values, "session_id": session_id, "status": status}
-
-
-def checkpoint_head_from(row: Mapping[str, Any], session_id: str) -> CheckpointHead:
-    return CheckpointHead(**_head_values(row, session_id))
-
-
-def checkpoint_from(row: Mapping[str, Any], session_id: str) -> Checkpoint:
-    state = checkpoint_state(
-        row["payload"],
-        row["envelope"],
-        base_of(row["base_id"], row["base__payload"]),
-        session_id=session_id,
-        version=row["version"],
-        message_count=row["message_count"],
-        created_at=row["session__created_at"],
-        updated_at=row["created_at"],
-    )
-    return Checkpoint(state=state, **_head_values(row, session_id))
-
-
-# --- Sessions by id ---------------------------------------------------------------------------------
 
 
 def session_with_id(db: Database, session_id: str) -> QuerySet[Session]:
