@@ -193,7 +193,7 @@ class SessionDirectory:
                 yield summary
             if len(found) < page_size:
                 return
-            after, _, _ = found[-1]
+            after = found[-1][0]
 
 
 def _grown(
