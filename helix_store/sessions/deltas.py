@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from helix_store.core.limits import AS_STORED
-from helix_store.core.payloads import check_value, decode, encode, size_of, write_json
+from helix_store.core.payloads import check_value, decode, decode_object, encode, size_of, write_json
 from helix_store.core.types import SessionState
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 
@@ -274,12 +274,11 @@ def decode_with_deltas(full: str, deltas: Iterable[str]) -> dict[str, Any]:
     """
     following = list(deltas)
     if not following:
-        return _object(decode(full))
+        return decode_object(full)
     # Call the decoder once: for texts as short as most deltas, the call takes longer than the decoding.
-    first, *changes = decode(f"[{','.join([full, *following])}]")
-    if len(changes) != len(following):
+    document, *changes = decode(f"[{','.join([full, *following])}]")
+    if type(document) is not dict or len(changes) != len(following):
         raise _misfit()
-    document = _object(first)
     for change in changes:
         _apply(document, change)
     return document
@@ -297,12 +296,6 @@ def apply_deltas(full: str, deltas: Iterable[str]) -> str:
         pass
     # Raise outside the handler: the gate's error has a path of the caller's keys and would be the context.
     raise _misfit()
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise IntegrityFault("A stored state is not a JSON object.")
-    return value
 
 
 def _apply(document: dict[str, Any], change: Any) -> None:

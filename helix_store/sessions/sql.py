@@ -162,20 +162,32 @@ STAGED_CHANGES: Final = Statement(
         WHERE {session_by_id("s")}"""
 )
 
-# A plan for a known range looks so much better than one for any range that the server would re-plan for each
-# call, which costs more than reading a page.
-MESSAGE_PAGE: Final = Statement(
-    postgresql=f"""
-        WITH page AS MATERIALIZED (
-            SELECT id, message_count, %(offset)s::bigint AS first,
-                coalesce(%(last)s::bigint, message_count) AS last
-            FROM {_SESSION} WHERE {SESSION_BY_ID}
+
+def _messages(after: str, last: str) -> Statement:
+    """Return the messages in a range of sequences, oldest first, each with the number of all messages.
+
+    The range is a subselect: a plan for a known range looks so much better than one for any range that
+    PostgreSQL would re-plan for each call, which costs more than reading a page.
+    """
+    return Statement(
+        f"""
+        WITH page AS (
+            SELECT id, message_count, {after} AS after, {last} AS last FROM {_SESSION} WHERE {SESSION_BY_ID}
         )
-        SELECT m.payload, page.message_count FROM page, LATERAL (
-            SELECT payload FROM {_MESSAGE}
-            WHERE session_id = page.id AND sequence > page.first AND sequence <= page.last ORDER BY sequence
-        ) AS m"""
+        SELECT payload, (SELECT message_count FROM page) FROM {_MESSAGE}
+        WHERE session_id = (SELECT id FROM page) AND sequence > (SELECT after FROM page)
+            AND sequence <= (SELECT last FROM page)
+        ORDER BY sequence"""
+    )
+
+
+_OFFSET: Final = "CAST(%(offset)s AS bigint)"
+_LIMIT: Final = "CAST(%(limit)s AS bigint)"
+MESSAGES: Final = _messages(_OFFSET, f"coalesce({_OFFSET} + {_LIMIT}, message_count)")
+NEWEST_MESSAGES: Final = _messages(
+    f"coalesce(message_count - {_OFFSET} - {_LIMIT}, 0)", f"message_count - {_OFFSET}"
 )
+"""`MESSAGES`, but the offset counts from the end."""
 
 
 def _trees(chosen: tuple[str, str], columns: str) -> Statement:

@@ -17,7 +17,7 @@ from pytest_django import DjangoDbBlocker
 from helix_store.core.limits import Limits
 from helix_store.engine.statement import Statement
 from helix_store.models import Checkpoint, Message
-from helix_store.sessions.sql import LATEST_CHECKPOINT, LOAD_STATE, MESSAGE_PAGE
+from helix_store.sessions.sql import LATEST_CHECKPOINT, LOAD_STATE, MESSAGES
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from helix_store.testing import StateStoreContract
 from helix_store.testing.state_store.samples import commit_step, full_session, messages
@@ -127,7 +127,7 @@ def parts_read(statement: Statement, parameters: dict[str, Any]) -> dict[str, in
 
 @pytest.mark.parametrize(
     ("statement", "more"),
-    [(LOAD_STATE, {}), (LATEST_CHECKPOINT, {}), (MESSAGE_PAGE, {"offset": 0, "last": 3})],
+    [(LOAD_STATE, {}), (LATEST_CHECKPOINT, {}), (MESSAGES, {"offset": 0, "limit": 3})],
     ids=["load_state", "get_latest_checkpoint", "get_messages"],
 )
 def test_a_look_up_reads_one_part(alias: str, statement: Statement, more: dict[str, Any]) -> None:

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from django.db.models import F, QuerySet
-
 from helix_store.core import moments
 from helix_store.core.guards import Guard
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.types import Message
-from helix_store.engine.database import (
-    Database,
-    DatabaseOperations,
-    reads,
-    writes,
-)
-from helix_store.engine.rows import (
-    insert_rows,
-)
+from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
+from helix_store.engine.rows import insert_rows
+from helix_store.engine.statement import Statement
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
@@ -27,9 +20,9 @@ from helix_store.models import (
 from helix_store.models import Message as MessageRow
 from helix_store.sessions.database.current_state import drop_checkpoints
 from helix_store.sessions.database.locking import advance, lock_session, missing_session
-from helix_store.sessions.database.rows import first_row, pk_of, session_with_id
+from helix_store.sessions.database.rows import first_row, session_with_id
 from helix_store.sessions.requests import EncodedMessage, decode_messages
-from helix_store.sessions.sql import MESSAGE_PAGE
+from helix_store.sessions.sql import MESSAGES, NEWEST_MESSAGES
 
 _ROWS_PER_STATEMENT = 1_000
 _LOOK_BACK = 20
@@ -52,42 +45,28 @@ class DatabaseMessages(DatabaseOperations):
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
         """Return the texts of the page, and the number of messages of the session."""
-        if not descending:
-            last = None if limit is None else offset + limit
-            parameters = {"tenant": self.db.tenant, "session_id": session_id, "offset": offset, "last": last}
-            rows = self.db.read_if_fast(MESSAGE_PAGE, parameters)
-            if rows:
-                return [payload for payload, _ in rows], rows[0][1]
-        return self._page(session_id, offset, limit, descending)
-
-    @reads
-    def _page(
-        self, session_id: str, offset: int, limit: int | None, descending: bool
-    ) -> tuple[list[str], int]:
-        messages = self._of(session_id)
-        if descending:
-            last = F("session__message_count") - offset
-            messages = messages.filter(sequence__lte=last).order_by("-sequence")
-            if limit is not None:
-                messages = messages.filter(sequence__gt=last - limit)
-        else:
-            messages = messages.filter(sequence__gt=offset).order_by("sequence")
-            if limit is not None:
-                messages = messages.filter(sequence__lte=offset + limit)
-        rows = list(messages.values_list("payload", "session__message_count"))
+        rows = self._read(NEWEST_MESSAGES if descending else MESSAGES, session_id, offset, limit)
         if not rows:
-            return [], self._count(session_id)
-        return [payload for payload, _ in rows], rows[0][1]
+            return [], self.count(session_id)
+        texts = [text for text, _ in rows]
+        return texts[::-1] if descending else texts, rows[0][1]
 
-    @reads
     def after(self, session_id: str, sequence: int, limit: int) -> list[str]:
         """Return the texts of at most ``limit`` messages after a sequence."""
-        following = self._of(session_id).filter(sequence__gt=sequence, sequence__lte=sequence + limit)
-        return list(following.order_by("sequence").values_list("payload", flat=True))
+        return [text for text, _ in self._read(MESSAGES, session_id, sequence, limit)]
+
+    def _read(self, statement: Statement, session_id: str, offset: int, limit: int | None) -> Rows:
+        # A larger limit would exceed a bigint in the statement.
+        most = None if limit is None else min(limit, MAX_BIGINT - offset)
+        page = {"tenant": self.db.tenant, "session_id": session_id, "offset": offset, "limit": most}
+        return self.db.read(statement, page)
 
     @reads
     def count(self, session_id: str) -> int:
-        return self._count(session_id)
+        count = first_row(session_with_id(self.db, session_id).values_list("message_count", flat=True))
+        if count is None:
+            raise missing_session(self.db, session_id)
+        return count
 
     @writes
     def truncate(self, session_id: str, keep: int, guard: Guard) -> int:
@@ -101,15 +80,6 @@ class DatabaseMessages(DatabaseOperations):
         )
         drop_checkpoints(self.db, head, beyond)
         return advance(self.db, head, message_count=keep)
-
-    def _of(self, session_id: str) -> QuerySet[MessageRow]:
-        return MessageRow.objects.using(self.db.alias).filter(session_id=pk_of(self.db, session_id))
-
-    def _count(self, session_id: str) -> int:
-        count = first_row(session_with_id(self.db, session_id).values_list("message_count", flat=True))
-        if count is None:
-            raise missing_session(self.db, session_id)
-        return count
 
 
 def insert_messages(db: Database, head: Session, messages: Sequence[EncodedMessage], *, at: datetime) -> int:
@@ -125,14 +95,9 @@ def insert_messages(db: Database, head: Session, messages: Sequence[EncodedMessa
 
 def history_backwards(db: Database, head: Session) -> Iterator[Message]:
     """The messages of a locked session, newest first, read in pages as they are needed."""
-    before = head.message_count + 1
-    while before > 1:
-        rows = MessageRow.objects.using(db.alias).filter(session_id=head.pk, sequence__lt=before)
-        texts = list(rows.order_by("-sequence").values_list("payload", flat=True)[:_LOOK_BACK])
-        if not texts:
-            return
-        yield from decode_messages(texts)
-        before -= len(texts)
+    for offset in range(0, head.message_count, _LOOK_BACK):
+        page = {"tenant": db.tenant, "session_id": head.session_id, "offset": offset, "limit": _LOOK_BACK}
+        yield from decode_messages([text for text, _ in reversed(db.execute(NEWEST_MESSAGES, page))])
 
 
 def cut_history(db: Database, head: Session, keep: int) -> None:
