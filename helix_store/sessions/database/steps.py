@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db.models import (
     BigIntegerField,
@@ -262,15 +262,15 @@ class DatabaseSteps(DatabaseOperations):
         """
         more_columns = ("approved_tool_calls",) if request.uses else ()
         head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS, *more_columns)
-        claims = _read_claims(self.db, head, request, is_repeat=is_repeat)
-        if claims.earlier_commit is not None:
+        run_exists, earlier, has_due_posts = _read_claims(self.db, head, request, is_repeat=is_repeat)
+        if earlier is not None:
             if is_repeat:
                 # The status that the lost statement found is unknown, so a repeated end is announced again.
                 status, reason = head.status, request.encoded.columns["failure_reason"]
                 announce(self.db, request.session_id, signals_of_status("", status, reason))
                 if request.reception is not None:
                     request.reception.is_continued = status not in TERMINAL_STATUSES
-            return claims.earlier_commit
+            return earlier
         if is_repeat and request.keep is not None and request.operation_id is None:
             expected_version = request.guard.expected_version
             before = request.state.version if expected_version is None else expected_version
@@ -283,15 +283,15 @@ class DatabaseSteps(DatabaseOperations):
             # This comes before the guard: another worker may have staged the changes and made the step stale.
             request.require_staged(staged)
         check_guard(self.db, head, request.guard)
-        if request.run_id is not None and not claims.run_exists:
+        if request.run_id is not None and not run_exists:
             raise RunNotFound(request.run_id)
         given = request
         if request.reception is not None:
-            request = request.continued(request.reception, has_due_posts=claims.has_due_posts)
+            request = request.continued(request.reception, has_due_posts=has_due_posts)
         written = written_columns(request.encoded, vars(head))
         encoded = request.promote(staged)
         given.custom_state = request.custom_state
-        received = self._received(head, request, at) if claims.has_due_posts else []
+        received = self._received(head, request, at) if has_due_posts else []
         message_count = insert_messages(self.db, head, [*request.messages, *received], at=at)
         commit = StepCommit(
             request.checkpoint_id,
@@ -380,22 +380,18 @@ def _checkpoint_columns(
     }
 
 
-class _Claims(NamedTuple):
-    """A step's checks: its run, an earlier commit with the same operation id, and due posts to receive."""
+def _read_claims(
+    db: Database, head: Session, request: StepRequest, *, is_repeat: bool
+) -> tuple[bool, StepCommit | None, bool]:
+    """Return whether the step's run exists, an earlier commit with its operation id, and whether the step
+    has due posts to receive.
 
-    run_exists: bool = False
-    earlier_commit: StepCommit | None = None
-    has_due_posts: bool = False
-
-
-def _read_claims(db: Database, head: Session, request: StepRequest, *, is_repeat: bool) -> _Claims:
-    """Look up all in one statement after the lock: an earlier one could miss a duplicate's commit or a post.
-
-    An operation id that the store made is the id of the checkpoint. Raises `IdempotencyConflict`.
+    One statement after the lock looks up all: an earlier one could miss a duplicate's commit or a post. An
+    operation id that the store made is the id of the checkpoint. Raises `IdempotencyConflict`.
     """
     name = request.name if is_repeat else request.operation_id
     if request.run_id is None and name is None and request.reception is None:
-        return _Claims()
+        return False, None, False
     checkpoint = Checkpoint.objects.filter(
         session_id=OuterRef("pk"), checkpoint_id=name, kind=CheckpointKind.STEP, step_id=request.step.step_id
     )
@@ -403,23 +399,15 @@ def _read_claims(db: Database, head: Session, request: StepRequest, *, is_repeat
     run_exists, has_due_posts, digest, recorded_id, version, checkpoint_version, has_received = (
         Session.objects.using(db.alias)
         .filter(pk=head.pk)
-        .annotate(
-            operation=FilteredRelation("operations", condition=Q(operations__operation_id=name)),
-            checkpoint_version=(
-                Value(None, BigIntegerField()) if name is None else Subquery(checkpoint.values("version")[:1])
-            ),
-            has_received=Exists(received),
-            has_due_posts=ExpressionWrapper(Q(next_post_at__lte=Now()), BooleanField()),
-            run_exists=Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=request.run_id)),
-        )
+        .annotate(operation=FilteredRelation("operations", condition=Q(operations__operation_id=name)))
         .values_list(
-            "run_exists",
-            "has_due_posts",
+            Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=request.run_id)),
+            ExpressionWrapper(Q(next_post_at__lte=Now()), BooleanField()),
             "operation__digest",
             "operation__checkpoint_id",
             "operation__version",
-            "checkpoint_version",
-            "has_received",
+            Value(None, BigIntegerField()) if name is None else Subquery(checkpoint.values("version")[:1]),
+            Exists(received),
         )
         .get()
     )
@@ -429,9 +417,9 @@ def _read_claims(db: Database, head: Session, request: StepRequest, *, is_repeat
         return StepCommit(checkpoint_id, new_version=version, received=received)
 
     if name is not None and checkpoint_version is not None:
-        return _Claims(run_exists, commit(name, checkpoint_version))
+        return run_exists, commit(name, checkpoint_version), False
     if digest is None or request.operation_id is None:
-        return _Claims(run_exists, has_due_posts=bool(has_due_posts) and request.reception is not None)
+        return run_exists, None, bool(has_due_posts) and request.reception is not None
     if digest != request.digest():
         raise IdempotencyConflict(request.operation_id)
-    return _Claims(run_exists, commit(recorded_id, version))
+    return run_exists, commit(recorded_id, version), False
