@@ -142,7 +142,15 @@ class DatabaseSessions(DatabaseOperations):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        compare = partial(self._compare_and_set_locked, session_id, expected, status, failure_reason, guard)
+        def compare() -> StatusChange | StatusConflict:
+            head = lock_session(self.db, session_id, guard)
+            if head.status not in expected:
+                current = SessionStatus(head.status)
+                return StatusConflict(current_status=current, current_version=head.version)
+            version = advance(self.db, head, status=status.value, failure_reason=failure_reason)
+            return StatusChange(new_version=version)
+
+        locked = partial(self.db.transaction, compare)
 
         def changed(row: Sequence[Any]) -> StatusChange | StatusConflict:
             announce(self.db, session_id, signals_of_status("", status, failure_reason))
@@ -151,12 +159,12 @@ class DatabaseSessions(DatabaseOperations):
         def look_first(call_id: str) -> StatusChange | StatusConflict:
             call_ids = lock_session(self.db, session_id, None, "call_ids").call_ids
             version = recorded_value(call_ids, call_id)
-            return compare() if version is None else changed([version])
+            return locked() if version is None else changed([version])
 
         # Otherwise the status before the write must be read, to find out if the session becomes terminal.
         changes_if_written = not status.is_terminal or status not in expected
         if guard != Guard() or not changes_if_written:
-            return compare()
+            return locked()
         parameters = {
             "tenant": self.db.tenant,
             "session_id": session_id,
@@ -169,25 +177,10 @@ class DatabaseSessions(DatabaseOperations):
             COMPARE_AND_SET_STATUS,
             parameters,
             changed,
-            otherwise=compare,
+            otherwise=locked,
             look_first=look_first,
             operation_id=session_id,
         )
-
-    @writes
-    def _compare_and_set_locked(
-        self,
-        session_id: str,
-        expected: frozenset[SessionStatus],
-        status: SessionStatus,
-        failure_reason: str | None,
-        guard: Guard,
-    ) -> StatusChange | StatusConflict:
-        head = lock_session(self.db, session_id, guard)
-        if head.status not in expected:
-            return StatusConflict(current_status=SessionStatus(head.status), current_version=head.version)
-        version = advance(self.db, head, status=status.value, failure_reason=failure_reason)
-        return StatusChange(new_version=version)
 
     @writes
     def increment(self, session_id: str, counter: Counter) -> int:
