@@ -166,31 +166,25 @@ class ItemLog(DatabaseOperations):
         limits = conf.limits()
         texts = [item.text for item in encode_items(expected, None, limits)]
         items = encode_items(new, None, limits)
-        return self._replace_suffix(texts, items, prune, held)
 
-    @writes
-    def _replace_suffix(
-        self,
-        expected: Sequence[str],
-        items: Sequence[EncodedItem],
-        prune: Callable[[Any], Any] | None,
-        guard: Guard,
-    ) -> bool:
-        head = self._locked(guard) if expected or not items else self._locked_or_new(guard)
-        if head is None:
-            return not expected
-        session = head.pk
-        of_lane = self._locked_lane(session)
-        if expected:
-            newest = {**of_lane, "before": MAX_BIGINT, "limit": len(expected)}
-            suffix = self.db.execute(sql.NEWEST_LOCKED, newest)
-            if [text for _, _, text, _ in reversed(suffix)] != list(expected):
-                return False
-            self.db.execute(sql.DELETE_FROM, {**of_lane, "first": suffix[-1][0]})
-        self._prune(session, prune)
-        self._add(head, items)
-        self._mark_written(session)
-        return True
+        def replace() -> bool:
+            head = self._locked(held) if texts or not items else self._locked_or_new(held)
+            if head is None:
+                return not texts
+            session = head.pk
+            of_lane = self._locked_lane(session)
+            if texts:
+                newest = {**of_lane, "before": MAX_BIGINT, "limit": len(texts)}
+                suffix = self.db.execute(sql.NEWEST_LOCKED, newest)
+                if [text for _, _, text, _ in reversed(suffix)] != texts:
+                    return False
+                self.db.execute(sql.DELETE_FROM, {**of_lane, "first": suffix[-1][0]})
+            self._prune(session, prune)
+            self._add(head, items)
+            self._mark_written(session)
+            return True
+
+        return self.db.transaction(replace)
 
     def copy_to(self, lane: str, *, before: int | None = None, fencing_token: int | None = None) -> int:
         """Copy the items of this lane, up to the position ``before``, to another lane; return their number.

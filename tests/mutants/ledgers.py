@@ -157,7 +157,7 @@ LEDGERS: Final = (
     Mutant(
         "items",
         _ITEMS_DB,
-        "[text for _, _, text, _ in reversed(suffix)] != list(expected)",
+        "[text for _, _, text, _ in reversed(suffix)] != texts",
         "not suffix",
         _ITEMS,
     ),
