@@ -14,14 +14,7 @@ from helix_store.core.processes import after_fork
 from helix_store.core.validation import identifier, whole_number
 from helix_store.exceptions import InvalidPayload
 
-__all__ = [
-    "IdGenerator",
-    "ParsedCheckpointId",
-    "checkpoint_id",
-    "new_checkpoint_id",
-    "new_id",
-    "parse_checkpoint_id",
-]
+__all__ = ["ParsedCheckpointId", "checkpoint_id", "new_id", "parse_checkpoint_id"]
 
 _RANDOM_BITS: Final = 74
 _CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0-9a-f]{6})", re.DOTALL)

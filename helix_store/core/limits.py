@@ -4,27 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = [
-    "AS_STORED",
-    "MAX_BIGINT",
-    "MAX_CALL_BYTES",
-    "MAX_CALL_ITEMS",
-    "MAX_CHECKPOINT_ID_CHARACTERS",
-    "MAX_DEPTH",
-    "MAX_DIRECTORY_BYTES",
-    "MAX_ID_BYTES",
-    "MAX_ID_CHARACTERS",
-    "MAX_INT_DIGITS",
-    "MAX_LANE_BYTES",
-    "MAX_LONG_ID_BYTES",
-    "MAX_METADATA_BYTES",
-    "MAX_NAMESPACE_BYTES",
-    "MAX_REASON_BYTES",
-    "MAX_TAGS_BYTES",
-    "MAX_TITLE_BYTES",
-    "UNLIMITED",
-    "Limits",
-]
+__all__ = ["Limits"]
 
 MAX_DEPTH = 200
 """Deepest nesting of a payload. Python 3.11's parser fails at about 1,000."""

@@ -12,7 +12,7 @@ from helix_store.core.payloads import copy_json
 from helix_store.core.types import StagedChanges
 from helix_store.exceptions import InvalidPayload, PatchError
 
-__all__ = ["merge_changes", "promote_staged", "with_staged"]
+__all__ = ["merge_changes"]
 
 
 def merge_changes(

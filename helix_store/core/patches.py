@@ -15,16 +15,7 @@ from helix_store.core.payloads import copy_json, encode, size_of
 from helix_store.core.types import JSON
 from helix_store.exceptions import InvalidPayload, LimitExceeded, PatchError
 
-__all__ = [
-    "MAX_COPIED_BYTES",
-    "MAX_MOVED_ELEMENTS",
-    "MAX_OPERATIONS",
-    "PatchedCopy",
-    "apply_patches",
-    "check_operation_count",
-    "check_staged_patches",
-    "json_equal",
-]
+__all__ = ["apply_patches"]
 
 MAX_OPERATIONS: Final = 10_000
 """The largest number of operations in a patch."""

@@ -21,35 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
 
 from helix_store.core.limits import MAX_BIGINT, MAX_CALL_BYTES, MAX_DEPTH, Limits
-from helix_store.core.payload_faults import (
-    TOO_LONG_INTEGER,
-    join_path,
-    least_digits,
-    refuse_faults,
-)
-from helix_store.exceptions import (
-    IntegrityFault,
-    InvalidPayload,
-    LimitExceeded,
-)
+from helix_store.core.payload_faults import TOO_LONG_INTEGER, least_digits, refuse_faults
+from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 
-__all__ = [
-    "check_call_bytes",
-    "check_value",
-    "copy_json",
-    "decode",
-    "decode_all",
-    "decode_object",
-    "decode_optional",
-    "encode",
-    "encode_all",
-    "is_plain_json",
-    "join_fields",
-    "join_path",
-    "size_of",
-    "within_one_call",
-    "write_json",
-]
+__all__ = ["decode", "encode"]
 
 _DEFAULT_LIMIT: Final = Limits().max_state_bytes
 _CONTAINERS: Final = frozenset({dict, list})

@@ -12,17 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-__all__ = [
-    "ConversationMessage",
-    "CutText",
-    "Part",
-    "Turn",
-    "TurnPart",
-    "paired",
-    "parts_of",
-    "role_of",
-    "turns",
-]
+__all__ = ["ConversationMessage", "Part", "parts_of"]
 
 PartKind = Literal["text", "thinking", "call", "result", "file", "other"]
 

@@ -23,18 +23,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from helix_store.core.limits import MAX_DEPTH
-from helix_store.core.payloads import (
-    decode,
-    encode,
-    join_path,
-)
-from helix_store.exceptions import (
-    IntegrityFault,
-    InvalidPayload,
-    LimitExceeded,
-)
+from helix_store.core.payload_faults import join_path
+from helix_store.core.payloads import decode, encode
+from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 
-__all__ = ["MAX_EQUAL_HASHES", "dumps", "loads"]
+__all__ = ["dumps", "loads"]
 
 MAX_EQUAL_HASHES: Final = 32
 """The number of keys of a set or dict that may share a hash, because such keys make building it quadratic.

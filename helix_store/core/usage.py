@@ -13,8 +13,6 @@ from helix_store.core.serialization import Page, Serializable
 from helix_store.core.types import UsageKind
 
 __all__ = [
-    "COST_PLACES",
-    "MAX_COST_UNITS",
     "CallStats",
     "TokenCounts",
     "ToolStats",
@@ -29,10 +27,6 @@ __all__ = [
     "UsageSource",
     "UsageTimeBucket",
     "UsageTotal",
-    "cost_as_stored",
-    "cost_from_units",
-    "cost_units",
-    "rounded_cost",
 ]
 
 COST_PLACES: Final = 12

@@ -18,12 +18,8 @@ from typing import Any, Final
 from helix_store.core import validation
 from helix_store.core.approvals import ApprovedCall, digest_of
 from helix_store.core.limits import AS_STORED, UNLIMITED, Limits
-from helix_store.core.payloads import (
-    decode_object,
-    encode,
-    join_path,
-    size_of,
-)
+from helix_store.core.payload_faults import join_path
+from helix_store.core.payloads import decode_object, encode, size_of
 from helix_store.core.types import (
     TERMINAL_STATUSES,
     PendingToolCall,

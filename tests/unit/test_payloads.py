@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from helix_store.core import validation
 from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS
+from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import (
     copy_json,
     decode,
     decode_all,
     encode,
-    join_path,
     size_of,
 )
 from helix_store.exceptions import (
