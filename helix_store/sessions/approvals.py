@@ -36,6 +36,11 @@ _FAILED_BY_DEFAULT: Final = {
     "code": _DEADLINE_PASSED,
     "message": "Nobody answered before the deadline.",
 }
+_RULES: Final[dict[str, validation.Rule]] = {
+    "approval_id": validation.optional_identifier,
+    "digest": validation.optional_identifier,
+    "reason": validation.reason,
+}
 _EXPIRED: Final[dict[str, dict[str, Any]]] = {
     "fail": {"error": _FAILED_BY_DEFAULT},
     "reject": {"approved": False, "reason": _DEADLINE_PASSED},
@@ -195,9 +200,7 @@ def checked_answer(
 
     Raises `InvalidPayload`, and `LimitExceeded` if the answer is larger than ``max_message_bytes``.
     """
-    validation.optional_identifier(approval_id, "approval_id")
-    validation.optional_identifier(digest, "digest")
-    validation.reason(reason)
+    validation.arguments(_RULES, approval_id=approval_id, digest=digest, reason=reason)
     fields: dict[str, Any]
     if approved is not None:
         if type(approved) is not bool:

@@ -85,6 +85,16 @@ def encode_reusing(
     return text, entries
 
 
+def encode_payload(
+    state: SessionState, *, limit: int, path: str, reuse_texts: bool
+) -> tuple[str, Entries | None]:
+    """Encode a state's payload as `encode` does, or with ``reuse_texts`` as `encode_reusing` does."""
+    origin = origin_of(state) if reuse_texts else None
+    if origin is None or not origin.entries:
+        return encode(state.custom_state, limit=limit, path=path), None
+    return encode_reusing(origin.entries, state.custom_state, limit=limit, path=path)
+
+
 def encode_changed(
     known: Entries, before: Mapping[str, Any], value: dict[str, Any], *, limit: int, path: str
 ) -> tuple[str, dict[str, Entry] | None]:

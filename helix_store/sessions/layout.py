@@ -27,8 +27,7 @@ from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.sessions.deltas import (
     Entries,
     encode_changed,
-    encode_reusing,
-    origin_of,
+    encode_payload,
 )
 from helix_store.sessions.tool_calls import earliest_deadline
 
@@ -122,15 +121,9 @@ def encode_state(
         head["step_count"] = step_count
     if type(state.custom_state) is not dict:
         raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
-    limit = limits.max_state_bytes
-    entries: Entries | None = None
-    origin = origin_of(state) if reuse_texts else None
-    if origin is None or not origin.entries:
-        payload = encode(state.custom_state, limit=limit, path=_CUSTOM_STATE_PATH)
-    else:
-        payload, entries = encode_reusing(
-            origin.entries, state.custom_state, limit=limit, path=_CUSTOM_STATE_PATH
-        )
+    payload, entries = encode_payload(
+        state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH, reuse_texts=reuse_texts
+    )
     texts = {}
     for name in _TEXT_FIELDS:
         text = _encoded_field(state, name, limits)

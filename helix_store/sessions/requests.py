@@ -268,6 +268,15 @@ class StepRequest:
         self.custom_state = with_staged(before, staged, limits=self.limits)
         return with_custom_state(self.encoded, before, self.custom_state, self.limits)
 
+    def promote_rows(self, rows: Sequence[StagedRow]) -> EncodedState:
+        """Return the encoded state with the changes in stored rows applied.
+
+        Raises `IntegrityFault`, and the errors of `require_staged` and `promote`.
+        """
+        changes = decode_staged([row.payload for row in rows])
+        self.require_staged(changes)
+        return self.promote(changes)
+
 
 def are_stored(staged: Mapping[str, StagedChanges], stored: Iterable[StagedChanges]) -> bool:
     """Return whether all changes that a step staged are stored exactly as they were staged."""

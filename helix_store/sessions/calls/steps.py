@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges
-from helix_store.core.guards import guard
+from helix_store.core.guards import Guard, guard
 from helix_store.core.ids import new_checkpoint_id, new_id
 from helix_store.core.patches import check_operation_count, check_staged_patches
 from helix_store.core.payloads import encode
@@ -35,6 +35,28 @@ from helix_store.sessions.requests import (
     encode_messages,
 )
 
+_RUN_RULES: Final[dict[str, validation.Rule]] = {
+    "session_id": validation.identifier,
+    "run_id": validation.identifier,
+    "status": validation.enum_text(RunStatus),
+    "start_sequence": validation.whole_number,
+    "step_count": validation.optional(validation.whole_number),
+    "completion_reason": validation.reason,
+    "expected_version": validation.optional(validation.whole_number),
+    "fencing_token": validation.optional(validation.whole_number),
+}
+_STEP_RULES: Final[dict[str, validation.Rule]] = {
+    "session_id": validation.identifier,
+    "step_id": validation.identifier,
+    "tool_call_id": validation.identifier,
+    "step_count": validation.whole_number,
+    "stream_sequence": validation.whole_number,
+    "expected_version": validation.optional(validation.whole_number),
+    "fencing_token": validation.optional(validation.whole_number),
+    "run_id": validation.optional_identifier,
+    "operation_id": validation.optional_identifier,
+}
+
 
 class StepCalls(StoreCalls):
     def start_run(
@@ -53,13 +75,21 @@ class StepCalls(StoreCalls):
         run id exists, or if another run is running. With ``supersede``, or a newer ``fencing_token`` than
         that run's, the other run ends as ``interrupted`` with the reason ``superseded`` instead.
         """
-        validation.identifier(session_id, "session_id")
+        run_id = new_id() if run_id is None else run_id
+        validation.arguments(
+            _RUN_RULES,
+            session_id=session_id,
+            run_id=run_id,
+            start_sequence=start_sequence,
+            expected_version=expected_version,
+            fencing_token=fencing_token,
+        )
         return self._backend.runs.start_run(
             session_id,
-            new_id() if run_id is None else validation.identifier(run_id, "run_id"),
-            start_sequence=validation.whole_number(start_sequence, "start_sequence"),
+            run_id,
+            start_sequence=start_sequence,
             supersede=bool(supersede),
-            guard=guard(expected_version, fencing_token),
+            guard=Guard(expected_version, fencing_token),
         )
 
     def update_run(
@@ -80,17 +110,22 @@ class StepCalls(StoreCalls):
         another run is running, or if the run has completed, failed or been superseded. With a
         ``fencing_token``, no status can be set on a superseded run.
         """
-        validation.identifier(session_id, "session_id")
-        validation.identifier(run_id, "run_id")
-        if step_count is not None:
-            validation.whole_number(step_count, "step_count")
-        update = RunUpdate(
-            status=validation.enum(RunStatus, status, "status"),
+        validation.arguments(
+            _RUN_RULES,
+            status=status,
             step_count=step_count,
-            completion_reason=validation.reason(completion_reason, "completion_reason"),
+            completion_reason=completion_reason,
+            session_id=session_id,
+            run_id=run_id,
+            fencing_token=fencing_token,
+        )
+        update = RunUpdate(
+            status=RunStatus(status),
+            step_count=step_count,
+            completion_reason=completion_reason,
             error=None if error is None else encode(error, limit=self.limits.max_state_bytes, path="/error"),
         )
-        return self._backend.runs.update_run(session_id, run_id, update, guard(fencing_token=fencing_token))
+        return self._backend.runs.update_run(session_id, run_id, update, Guard(None, fencing_token))
 
     def get_current_run(self, session_id: str) -> Run | None:
         """Return the running run, or ``None``. Raises `SessionNotFound`."""
@@ -119,9 +154,9 @@ class StepCalls(StoreCalls):
     ) -> StagedRow | None:
         """Stage a change, and return its row if a step of a handle can promote it without reading it."""
         changes = staged if isinstance(staged, StagedChanges) else StagedChanges.from_dict(staged)
-        validation.identifier(session_id, "session_id")
-        validation.identifier(step_id, "step_id")
-        validation.identifier(changes.tool_call_id, "tool_call_id")
+        validation.arguments(
+            _STEP_RULES, session_id=session_id, step_id=step_id, tool_call_id=changes.tool_call_id
+        )
         limits = conf.limits(self._given_limits)
         at = changes.timestamp
         at = None if at is None else validation.epoch_milliseconds(at, "timestamp")
@@ -211,13 +246,17 @@ class StepCalls(StoreCalls):
         version. Raises `ConflictError` if any of these changes is gone.
         """
         info, state = step.info, step.state
-        validation.identifier(step.session_id, "session_id")
-        validation.identifier(info.step_id, "step_id")
-        validation.whole_number(info.step_count, "step_count")
-        validation.whole_number(info.stream_sequence, "stream_sequence")
-        fence = guard(step.expected_version, step.fencing_token)
-        validation.optional_identifier(step.run_id, "run_id")
-        validation.optional_identifier(step.operation_id, "operation_id")
+        validation.arguments(
+            _STEP_RULES,
+            session_id=step.session_id,
+            step_id=info.step_id,
+            step_count=info.step_count,
+            stream_sequence=info.stream_sequence,
+            expected_version=step.expected_version,
+            fencing_token=step.fencing_token,
+            run_id=step.run_id,
+            operation_id=step.operation_id,
+        )
         limits = conf.limits(self._given_limits)
         # This refuses anything but a state, so the parts of the state are read afterwards.
         encoded = encode_state(
@@ -236,7 +275,7 @@ class StepCalls(StoreCalls):
             encoded=encoded,
             messages=encode_messages(step.messages, limits),
             step=info,
-            guard=fence,
+            guard=Guard(step.expected_version, step.fencing_token),
             limits=limits,
             run_id=step.run_id,
             operation_id=step.operation_id,

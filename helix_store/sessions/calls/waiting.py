@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from helix_store.core import validation
 from helix_store.core.approvals import Actor, ApprovedCall
@@ -33,6 +33,10 @@ from helix_store.sessions.rules import Suspension
 from helix_store.sessions.tool_calls import checked_calls
 
 _LARGEST_PAGE = 1_000
+_RULES: Final[dict[str, validation.Rule]] = {
+    "session_id": validation.identifier,
+    "tool_call_id": validation.identifier,
+}
 
 
 class WaitingCalls(StoreCalls):
@@ -106,8 +110,7 @@ class WaitingCalls(StoreCalls):
         return self._submit(session_id, tool_call_id, replace(answer, is_default=True))
 
     def _submit(self, session_id: str, tool_call_id: str, answer: Answer) -> Submission:
-        validation.identifier(session_id, "session_id")
-        validation.identifier(tool_call_id, "tool_call_id")
+        validation.arguments(_RULES, session_id=session_id, tool_call_id=tool_call_id)
         return self._backend.waiting.submit_answer(session_id, tool_call_id, answer, submitted_at=_now())
 
     def _approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:

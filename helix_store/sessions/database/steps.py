@@ -173,9 +173,7 @@ class DatabaseSteps(DatabaseOperations):
             if not staged:
                 return commit
         try:
-            changes = decode_staged([row.payload for row in staged])
-            request.require_staged(changes)
-            encoded = request.promote(changes)
+            encoded = request.promote_rows(staged)
         except HelixStoreError:
             # A change is gone or cannot be applied. First check whether the session is gone or stale.
             return None
