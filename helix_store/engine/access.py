@@ -21,9 +21,14 @@ from helix_store import conf
 from helix_store.core.limits import Limits
 from helix_store.core.moments import as_sqlite_text
 from helix_store.engine.aliases import alias_of
-from helix_store.engine.call_ids import CALL_ID_BYTES
 from helix_store.engine.citus import run_in_order
-from helix_store.engine.commits import END_SESSION, NO_ANSWER, WAIT_BRIEFLY, patient_pauses
+from helix_store.engine.commits import (
+    CALL_ID_BYTES,
+    END_SESSION,
+    NO_ANSWER,
+    WAIT_BRIEFLY,
+    patient_pauses,
+)
 from helix_store.engine.connections import (
     is_kept_open,
     note_opened_by_call,
@@ -51,7 +56,7 @@ class Call(NamedTuple):
     connection: BaseDatabaseWrapper
     form: conf.Form
     id: str = ""
-    """A random id, by which a write can find itself after a lost reply (see `engine.call_ids`)."""
+    """A random id, by which a write can find itself after a lost reply (see `engine.commits`)."""
 
     @property
     def in_transaction(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 
 from helix_store.core.types import CheckpointHead
 from helix_store.counters.sql import has_budgets, may_be_stopped
-from helix_store.engine.call_ids import recorded
+from helix_store.engine.commits import recorded
 from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
 from helix_store.models import (

@@ -24,8 +24,7 @@ from helix_store.exceptions import (
     shown_id,
 )
 from helix_store.sessions.posts import has_open_calls
-from helix_store.stores.parts import HasParts, Parts
-from helix_store.stores.third_party import ThirdPartyStore
+from helix_store.stores.parts import HasParts, Parts, ThirdPartyStore
 
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LOOK_BACK: Final = 20

@@ -17,7 +17,7 @@ from helix_store.contrib.langgraph import DjangoSaver
 from helix_store.core import moments
 from helix_store.core.types import RunStatus, StatusChange
 from helix_store.engine.access import new_call_id
-from helix_store.engine.call_ids import CALL_IDS_LENGTH, recorded_value
+from helix_store.engine.commits import CALL_IDS_LENGTH, recorded_value
 from helix_store.exceptions import ConflictError, LockLostError, OutcomeUnknown
 from helix_store.models import Lock, Operation
 from helix_store.stores import (

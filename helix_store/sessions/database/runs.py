@@ -20,7 +20,7 @@ from helix_store.core.types import (
     SessionStatus,
     SubSessionRef,
 )
-from helix_store.engine.call_ids import recorded_value
+from helix_store.engine.commits import recorded_value
 from helix_store.engine.database import (
     DatabaseOperations,
     reads,

@@ -21,7 +21,7 @@ from helix_store.core.types import (
     StatusChange,
     StatusConflict,
 )
-from helix_store.engine.call_ids import recorded_value
+from helix_store.engine.commits import recorded_value
 from helix_store.engine.database import (
     Database,
     DatabaseOperations,

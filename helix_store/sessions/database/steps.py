@@ -26,7 +26,7 @@ from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.merging import promote_staged
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
-from helix_store.engine.call_ids import recorded_value
+from helix_store.engine.commits import recorded_value
 from helix_store.engine.database import Call, Database, DatabaseOperations, writes
 from helix_store.engine.rows import insert_row, update_row
 from helix_store.exceptions import (
