@@ -105,7 +105,7 @@ class _JSONContains(Func):
         condition = f"({column} @> %s::jsonb AND {column} <> '{empty}'::jsonb)"
         return condition, (*params, self.document, *params)
 
-    def as_sqlite(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.source_expressions[0])
         condition = f"EXISTS (SELECT 1 FROM json_each({column}) WHERE {self.sqlite_condition})"
         return condition, (*params, *self.sqlite_params)

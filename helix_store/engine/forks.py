@@ -53,9 +53,7 @@ def _give_up_inherited() -> None:
     ]:
         if connection.vendor == "postgresql":
             _leave_server(connection)
-        elif connection.vendor == "sqlite" and connection.connection is not None:
-            if connection.is_in_memory_db():
-                continue
+        elif connection.vendor == "sqlite" and _has_file_open(connection):
             files.append(connection.connection)
             _forget(connection)
     if files:
@@ -81,6 +79,10 @@ def _leave_server(connection: Any) -> None:
     # On the socket, this would tell the server to end the session of the parent.
     inherited.close()
     _forget(connection)
+
+
+def _has_file_open(connection: Any) -> bool:
+    return connection.connection is not None and not connection.is_in_memory_db()
 
 
 def _leave_files(inherited: list[Any]) -> None:

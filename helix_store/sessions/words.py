@@ -41,7 +41,7 @@ class Contains(Func):
         text = SEARCHED_TEXT.format(**self._columns(compiler))
         return f"({text} ILIKE %s)", (_pattern(self.word),)
 
-    def as_sqlite(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, tuple[Any, ...]]:
         columns = self._columns(compiler)
         conditions = " OR ".join(f"{columns[name]} LIKE %s ESCAPE '\\'" for name in self.columns)
         written_in_json = json.dumps(self.word)[1:-1]

@@ -211,7 +211,7 @@ class DatabaseSteps(DatabaseOperations):
             tuple(columns),
             messages=min(len(request.messages), MAX_SINGLE_MESSAGES + 1),
             merges=bool(staged),
-            is_delta=stored.is_delta,
+            is_delta=stored.base_id is not None,
             is_expected=expected_version is not None,
             is_fenced=request.guard.fencing_token is not None,
             is_of_run=request.run_id is not None,

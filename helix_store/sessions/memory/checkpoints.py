@@ -101,12 +101,11 @@ def _branching_point(source: SessionRecord, request: BranchRequest) -> tuple[Ses
     boundary = len(source.messages) if request.message_index is None else request.message_index
     if boundary > len(source.messages):
         raise InvalidQuery("message_index is beyond the end of the history.", path="message_index")
-    if request.checkpoint_id is not None:
-        checkpoint = _required(source, request.checkpoint_id)
-    else:
+    if request.checkpoint_id is None:
         newest_first = reversed(source.checkpoints.values())
-        within = (checkpoint for checkpoint in newest_first if checkpoint.head.message_count <= boundary)
-        checkpoint = next(within, None)
+        checkpoint = next((each for each in newest_first if each.head.message_count <= boundary), None)
+    else:
+        checkpoint = _required(source, request.checkpoint_id)
     if checkpoint is None:
         return source.state(), boundary
     if request.message_index is None:
