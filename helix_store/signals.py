@@ -55,10 +55,7 @@ class _Database(Protocol):
     @property
     def tenant(self) -> str: ...
 
-    @property
-    def alias(self) -> str: ...
-
-    def after_commit(self, call: Callable[[], object]) -> None: ...
+    def after_commit(self, call: Callable[[str], object]) -> None: ...
 
 
 def announce(
@@ -75,12 +72,12 @@ def announce(
     """
     if signals:
         tenant = db.tenant if tenant is None else tenant
-        send = partial(send_signals, signals, session_id=session_id, tenant=tenant, alias=db.alias, **details)
+        send = partial(send_signals, signals=signals, session_id=session_id, tenant=tenant, **details)
         db.after_commit(send)
 
 
 def send_signals(
-    signals: Iterable[Signal], *, session_id: str, tenant: str, alias: str | None, **details: str | None
+    alias: str | None, *, signals: Iterable[Signal], session_id: str, tenant: str, **details: str | None
 ) -> None:
     """Send signals of one session without letting any error of a receiver reach the caller."""
     for signal in signals:

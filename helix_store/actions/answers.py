@@ -115,21 +115,16 @@ class AnswerForm(ReasonForm):
             self.fields[name].widget = forms.HiddenInput()
 
     def clean_edit(self) -> Any:
+        """Show the difference of a changed input first, and again after each further change."""
         try:
             value = json_value(self.cleaned_data["edit"])
             encode(value, limit=UNLIMITED)
         except (ValueError, HelixStoreError) as exc:
             raise forms.ValidationError(_("This is not JSON.")) from exc
+        digest = digest_of(self.cleaned_data.get("call"), value)
+        self.is_seen = self.data.get("seen") == digest
+        self.data = {**dict(self.data.items()), "seen": digest}
         return value
-
-    def clean(self) -> dict[str, Any]:
-        """Show the difference of a changed input first, and again after each further change."""
-        given = {**self.cleaned_data}
-        if "edit" in given:
-            digest = digest_of(given.get("call"), given["edit"])
-            self.is_seen = given.get("seen") == digest
-            self.data = {**dict(self.data.items()), "seen": digest}
-        return given
 
 
 class Answer(SessionAction):
@@ -171,17 +166,18 @@ class Answer(SessionAction):
         return list(changes_between(call.get("input") if isinstance(call, dict) else None, given["edit"]))
 
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
-        refusal = self._refusal(row, given) if given["answer"] == APPROVE else None
+        alias = router.db_for_write(Session, instance=row)
+        refusal = self._refusal(row, alias, given) if given["answer"] == APPROVE else None
         if refusal is not None:
             return Outcome(message=refusal, is_done=False, level=levels.ERROR)
-        return super().call(row, given)
+        return self.run(DatabaseStateStore(alias, tenant=row.tenant), row.session_id, given)
 
-    def _refusal(self, row: Any, given: Mapping[str, Any]) -> StrOrPromise | None:
+    def _refusal(self, row: Any, alias: str, given: Mapping[str, Any]) -> StrOrPromise | None:
         """Refuse to approve a call if the user was not shown the whole input.
 
         Lock the row of the session, so that the answer belongs to this input.
         """
-        rows = Session._base_manager.using(router.db_for_write(Session, instance=row)).filter(pk=row.pk)
+        rows = Session._base_manager.using(alias).filter(pk=row.pk)
         columns = ("pending_client_tool_calls", "completed_client_tool_calls")
         locked = rows.order_by().select_for_update(no_key=True).values_list(*columns)
         calls = ToolCalls.stored(*(locked.first() or (None, None)))

@@ -20,7 +20,7 @@ from helix_store.doctor.findings import Fault
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Budget, Lock, Session, Stream, UsageEntry
-from helix_store.sessions.tool_calls import earliest_deadline, tree_of
+from helix_store.sessions.tool_calls import earliest_deadline
 
 # --- Sessions ----------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ def owners(db: Database, keys: list[int]) -> Iterator[Fault]:
         known = Session.objects.using(db.alias).filter(tenant=tenant, session_id__in=set(named.values()))
         trees = dict(fetched(db, known.values_list("session_id", "root_session_id")))
         for call, owner in named.items():
-            if owner in trees and tree_of(owner, trees[owner]) != tree_of(name, root):
+            if owner in trees and (trees[owner] or owner) != (root or name):
                 yield fault("ownership-outside-tree", "session", tenant, name, call, key=key)
 
 

@@ -283,14 +283,14 @@ class Access(ABC):
         """Run a statement as part of the open transaction or query, and return its rows."""
         return run(connections[self.alias], statement, parameters)
 
-    def after_commit(self, call: Callable[[], object]) -> None:
-        """Make a call after the open transaction commits, or at once outside a block."""
+    def after_commit(self, call: Callable[[str], object]) -> None:
+        """Make a call with the alias after the open transaction commits, or at once outside a block."""
         alias = self.alias
         if connections[alias].in_atomic_block:
-            transaction.on_commit(call, using=alias, robust=True)
+            transaction.on_commit(functools.partial(call, alias), using=alias, robust=True)
         else:
             # Outside a block, on_commit() would open a connection only to check its autocommit mode.
-            call()
+            call(alias)
 
 
 def new_call_id() -> str:

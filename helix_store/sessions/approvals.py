@@ -155,11 +155,13 @@ def _has_permission(user: ActingUser | None, permission: Any) -> bool:
 class Answer:
     """A checked answer; ``fields`` are those of the entry, except ``submitted_at`` and ``actors``.
 
-    With a ``digest``, it answers only the call with this digest; ``input`` is the input to approve instead. A
-    call's default answer is for everybody, so it needs no permission and is final.
+    It was checked with ``limits``, and the session's calls must stay within them. With a ``digest``, it
+    answers only the call with this digest; ``input`` is the input to approve instead. A call's default answer
+    is for everybody, so it needs no permission and is final.
     """
 
     fields: dict[str, Any]
+    limits: Limits
     approval_id: str | None = None
     actor: CallActor = _NOBODY
     digest: str | None = None
@@ -224,7 +226,7 @@ def checked_answer(
     for name, value in texts.items():
         if value is not None and value is not approved:
             encode(value, limit=limits.max_message_bytes, name="max_message_bytes", path=f"/{name}")
-    return Answer(fields, approval_id, checked_actor(actor), digest, input)
+    return Answer(fields, limits, approval_id, checked_actor(actor), digest, input)
 
 
 def default_answer(call: PendingToolCall) -> dict[str, Any] | None:
@@ -262,14 +264,6 @@ def approved_calls(column: str | None) -> dict[str, Any]:
     if not all(type(approval) is dict for approval in approvals.values()):
         raise IntegrityFault("A stored approval is not a JSON object; other rows are not affected.")
     return approvals
-
-
-def encoded_approvals(approvals: Mapping[str, Any]) -> str:
-    """Return the column of approvals.
-
-    The column has no separate limit, because each of its calls was within one.
-    """
-    return encode(dict(approvals), limit=UNLIMITED)
 
 
 def approved_call(tool_call_id: str, entry: Mapping[str, Any], approvals: Mapping[str, Any]) -> ApprovedCall:
@@ -316,4 +310,4 @@ def used_approvals(column: str | None, uses: Mapping[str, ApprovedCall], step_id
         tool_call_id: {"digest": call.digest, "actors": call.actors, "used_by": step_id}
         for tool_call_id, call in uses.items()
     }
-    return encoded_approvals({**approved_calls(column), **used})
+    return encode({**approved_calls(column), **used}, limit=UNLIMITED)

@@ -33,7 +33,6 @@ from helix_store.sessions.approvals import (
     approved_call,
     approved_calls,
     check_demands,
-    encoded_approvals,
     number_of_approvals,
 )
 
@@ -238,7 +237,10 @@ class ToolCalls:
     def columns(self, limits: Limits) -> dict[str, Any]:
         """Return the columns of the session's head. Raises `LimitExceeded` if pending calls are too large."""
         completed = self.kept(limits)
-        approved = {"approved_tool_calls": encoded_approvals(self.approved)} if self._has_approved else {}
+        approved: dict[str, Any] = {}
+        if self._has_approved:
+            # Each approved call was within a limit, so the column has none.
+            approved["approved_tool_calls"] = _column("approved_tool_calls", self.approved, AS_STORED)
         return {
             **approved,
             "pending_client_tool_calls": _column("pending_client_tool_calls", self.pending, limits),
@@ -341,11 +343,6 @@ def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[P
     except IntegrityFault as fault:
         _logger.warning("The pending tool calls of session %r cannot be read: %s", session_id, fault)
         return []
-
-
-def tree_of(session_id: str, root_id: str | None) -> str:
-    """Return the id shared by all sessions of a tree: their root, or the session itself if it has no root."""
-    return root_id or session_id
 
 
 def owner_of(ownership: str | None, tool_call_id: str) -> str | None:

@@ -109,7 +109,8 @@ def notify(alias: str, key: int, last_sequence: int) -> None:
 def notify_after_commit(alias: str, key: int, last_sequence: int) -> None:
     """Call `notify` after the open transaction commits, if this database uses notifications."""
     if uses_notify(alias):
-        Database(alias, "").after_commit(functools.partial(notify, alias, key, last_sequence))
+        send = functools.partial(notify, key=key, last_sequence=last_sequence)
+        Database(alias, "").after_commit(send)
 
 
 _notifiers: Final = PerProcess(lambda: functools.cache(Notifier))

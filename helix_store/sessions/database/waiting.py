@@ -55,7 +55,6 @@ from helix_store.sessions.tool_calls import (
     claimed_ownership,
     owner_of,
     readable_due_calls,
-    tree_of,
 )
 from helix_store.signals import announce, session_answered
 
@@ -77,7 +76,7 @@ class DatabaseWaiting(DatabaseOperations):
         The guard's fence belongs to ``session_id``.
         """
         rows = sessions_with_ids(self.db, {session_id, owner_id}).only("session_id", "root_session_id")
-        trees = {head.session_id: tree_of(head.session_id, head.root_session_id) for head in rows}
+        trees = {head.session_id: head.root_session_id or head.session_id for head in rows}
         for unknown_id in sorted({session_id, owner_id} - trees.keys()):
             raise missing_session(self.db, unknown_id)
         root_id = trees[session_id]
@@ -100,13 +99,13 @@ class DatabaseWaiting(DatabaseOperations):
     ) -> Submission:
         owner_id, root_id = self._owner_of(session_id, tool_call_id)
         owner = lock_known_session(self.db, owner_id, None, *_ANSWER_COLUMNS)
-        if owner is None or tree_of(owner_id, owner.root_session_id) != root_id:
+        if owner is None or (owner.root_session_id or owner_id) != root_id:
             return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
         calls = ToolCalls.of(vars(owner))
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
         version = None
         if outcome in STORED_ANSWERS:
-            version = advance(self.db, owner, **calls.columns(self.db.limits))
+            version = advance(self.db, owner, **calls.columns(answer.limits))
             if calls.is_answered:
                 announce(self.db, owner_id, [session_answered])
         return Submission(
@@ -177,7 +176,7 @@ class DatabaseWaiting(DatabaseOperations):
         including the check that the owner is in the tree.
         """
         for own_root_id, recorded in self._ownership(session_id):
-            root_id = tree_of(session_id, own_root_id)
+            root_id = own_root_id or session_id
             if root_id != session_id:
                 recorded = next((record for _, record in self._ownership(root_id)), recorded)
             return owner_of(recorded, tool_call_id) or session_id, root_id

@@ -74,7 +74,7 @@ class TenantScope:
 
     def announce(self, session_id: str, signals: Sequence[Signal], **details: str | None) -> None:
         """Send signals. Call this without the lock: a receiver may wait for another thread that writes."""
-        send_signals(signals, session_id=session_id, tenant=self._tenant, alias=None, **details)
+        send_signals(None, signals=signals, session_id=session_id, tenant=self._tenant, **details)
 
     def is_locked(self, session_id: str) -> bool:
         lock = self._locks.get(session_id)

@@ -36,7 +36,6 @@ from helix_store.sessions.tool_calls import (
     claimed_ownership,
     owner_of,
     readable_due_calls,
-    tree_of,
 )
 from helix_store.signals import session_answered
 
@@ -73,7 +72,7 @@ class MemoryWaiting(MemoryOperations):
                 )
                 version = None
                 if outcome in STORED_ANSWERS:
-                    version = owner.write(**calls.columns(self._scope.limits))
+                    version = owner.write(**calls.columns(answer.limits))
         if version is not None and calls.is_answered:
             self._scope.announce(owner_id, [session_answered])
         return Submission(
@@ -166,4 +165,4 @@ def _asked_columns(
 
 
 def _tree_of(record: SessionRecord) -> str:
-    return tree_of(record.session_id, record.columns["root_session_id"])
+    return record.columns["root_session_id"] or record.session_id
