@@ -126,7 +126,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.tier == Tier.REST:
         # The rest of a folder whose quick tests run on one database is what runs on the other one.
-        items[:] = [item for item in items if _is_rest(item)]
+        items[:] = [item for item in items if _is_rest(config, item)]
     if config.option.shuffle:
         order = random.Random(config.option.seed)  # noqa: S311
         places = {path: order.random() for path in dict.fromkeys(item.path for item in items)}
@@ -180,13 +180,18 @@ def _is_chosen(collector: pytest.Module | pytest.Class, name: str) -> bool:
     )
 
 
-def _is_rest(item: pytest.Item) -> bool:
+def _is_rest(config: pytest.Config, item: pytest.Item) -> bool:
     path = _from_root(item.path)
-    if not is_below(path, ON_ONE_DATABASE) or is_below(path, LEFT_OUT):
+    folder = next((folder for folder in ON_ONE_DATABASE if is_below(path, [folder])), None)
+    if folder is None or is_below(path, LEFT_OUT):
         return True
     if isinstance(item, pytest.Function) and any(
         _is_thorough(each) for each in (item.obj, item.cls, item.module)
     ):
         return True
     callspec: Any = getattr(item, "callspec", None)
-    return callspec is not None and callspec.params.get("alias", _PREFERRED) != _PREFERRED
+    return (
+        callspec is not None
+        and callspec.params.get("alias", _PREFERRED) != _PREFERRED
+        and is_in_sample(config, item.nodeid, ON_ONE_DATABASE[folder])
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 import pytest
 
 from helix_store.core.budgets import BudgetStatus
+from helix_store.testing.base import SuiteTests
 
 __all__ = ["BudgetTests", "amounts", "now_ms", "spent"]
 
 
-class BudgetTests:
+class BudgetTests(SuiteTests):
     """The base of every part. A subclass provides the store."""
 
     def make_store(self, *, tenant: str = "") -> Any:
@@ -23,10 +23,6 @@ class BudgetTests:
         Stores of one test share their storage; tests share nothing.
         """
         raise NotImplementedError("Provide make_store() to run the suite.")
-
-    def storage_untouched(self) -> AbstractContextManager[None]:
-        """Return a context that fails if storage is used inside it. By default nothing is watched."""
-        return nullcontext()
 
     @pytest.fixture
     def store(self) -> Any:

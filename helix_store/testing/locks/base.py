@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
 
 import pytest
 
 from helix_store.locks.manager import Lock, LockManagerBase
+from helix_store.testing.base import SuiteTests
 
 __all__ = ["LONG", "SHORT", "LockTests"]
-
-T = TypeVar("T")
 
 LONG = 60_000
 """A TTL that does not expire during a test."""
@@ -25,19 +20,12 @@ SHORT = 20
 _PATIENCE_SECONDS = 30.0
 
 
-class LockTests:
+class LockTests(SuiteTests):
     """The base of every part. A subclass provides `make_manager` and, where it can, the other hooks."""
 
     def make_manager(self, *, tenant: str = "", default_ttl_ms: int | None = None) -> LockManagerBase:
         """Return a manager to test. Managers of one test share their locks; tests share nothing."""
         raise NotImplementedError("Provide make_manager() to run the suite.")
-
-    def storage_untouched(self) -> AbstractContextManager[None]:
-        """Return a context that fails if storage is used inside it. By default nothing is watched."""
-        return nullcontext()
-
-    def leave_thread(self) -> None:
-        """Release the resources of a thread. The suite calls this at the end of each of its threads."""
 
     @pytest.fixture
     def locks(self) -> LockManagerBase:
@@ -62,17 +50,3 @@ class LockTests:
         while not condition():
             assert time.monotonic() < deadline, "the condition did not become true"
             time.sleep(0.001)
-
-    def at_once(self, *calls: Callable[[], T]) -> list[T]:
-        """Make calls at the same time, each in its own thread, and return their results in order."""
-        start = threading.Barrier(len(calls))
-
-        def outcome(call: Callable[[], T]) -> T:
-            try:
-                start.wait()
-                return call()
-            finally:
-                self.leave_thread()
-
-        with ThreadPoolExecutor(len(calls)) as pool:
-            return list(pool.map(outcome, calls))

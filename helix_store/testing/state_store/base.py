@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol, TypeVar
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.core.limits import Limits
 from helix_store.exceptions import HelixStoreError
+from helix_store.testing.base import SuiteTests
 
 __all__ = ["HeldLock", "LockManager", "StoreTests"]
 
@@ -35,7 +33,7 @@ class LockManager(Protocol):
     def acquire(self, name: str) -> HeldLock | None: ...
 
 
-class StoreTests:
+class StoreTests(SuiteTests):
     """The base of every part. A subclass provides `make_store` and, where it can, the other hooks."""
 
     def make_store(self, *, tenant: str = "", limits: Limits | None = None) -> StateStore:
@@ -46,13 +44,6 @@ class StoreTests:
         """Return the lock manager whose tokens the store checks. ``None`` skips the tests of fencing."""
         return None
 
-    def storage_untouched(self) -> AbstractContextManager[None]:
-        """Return a context that fails if storage is used inside it. By default nothing is watched."""
-        return nullcontext()
-
-    def leave_thread(self) -> None:
-        """Release the resources of a thread. The suite calls this at the end of each of its threads."""
-
     @pytest.fixture
     def store(self) -> StateStore:
         return self.make_store()
@@ -62,24 +53,13 @@ class StoreTests:
         """Create an empty session and return its id."""
         return store.create_session(agent_type="agent").session_id
 
-    def at_once(self, *calls: Callable[[], T]) -> list[T | HelixStoreError]:
-        """Make calls at the same time, each in a thread, and return their results or errors in order."""
-        start = threading.Barrier(len(calls))
+    def at_once(self, *calls: Callable[[], T]) -> list[T | HelixStoreError]:  # type: ignore[override]
+        """Make calls at the same time, each in its own thread, and return results or errors in order."""
 
         def outcome(call: Callable[[], T]) -> T | HelixStoreError:
             try:
-                start.wait()
                 return call()
             except HelixStoreError as exc:
                 return exc
-            finally:
-                self.leave_thread()
 
-        interval = sys.getswitchinterval()
-        # With Python's default interval, a call of a millisecond ends before another thread runs.
-        sys.setswitchinterval(1e-5)
-        try:
-            with ThreadPoolExecutor(len(calls)) as pool:
-                return list(pool.map(outcome, calls))
-        finally:
-            sys.setswitchinterval(interval)
+        return super().at_once(*(partial(outcome, call) for call in calls))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from asgiref.sync import async_to_sync
 from helix_store.core.limits import Limits
 from helix_store.streams.manager import StreamManagerBase
 from helix_store.streams.reader import ResumableReader
+from helix_store.testing.base import SuiteTests
 from helix_store.testing.state_store.base import LockManager
 
 __all__ = ["StreamTests", "chunk", "chunks", "run"]
@@ -41,7 +41,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, R]]) -> R:
     return async_to_sync(in_time)()
 
 
-class StreamTests:
+class StreamTests(SuiteTests):
     """The base of every part. A subclass provides `make_manager` and, where it can, the other hooks."""
 
     def make_manager(
@@ -58,10 +58,6 @@ class StreamTests:
     def make_lock_manager(self) -> LockManager | None:
         """Return the lock manager whose tokens the streams check. ``None`` skips the tests of fencing."""
         return None
-
-    def storage_untouched(self) -> AbstractContextManager[None]:
-        """Return a context that fails if storage is used inside it. By default nothing is watched."""
-        return nullcontext()
 
     @pytest.fixture
     def streams(self) -> StreamManagerBase:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pytest
 
 from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.usage import UsageRollup
+from helix_store.testing.base import SuiteTests
 
 __all__ = ["EVERY_KIND", "NOON", "UsageTests", "custom", "rolled_up", "sub_agent", "tokens", "tool"]
 
-T = TypeVar("T")
 
-
-class UsageTests:
+class UsageTests(SuiteTests):
     """The base of every part. A subclass provides both stores and, where it can, the other hooks."""
 
     def make_store(self, *, tenant: str = "") -> UsageStore:
@@ -28,13 +23,6 @@ class UsageTests:
     def make_state_store(self, *, tenant: str = "") -> StateStore:
         """Return the state store of the sessions. It shares storage with `make_store` for the same tenant."""
         raise NotImplementedError("Provide make_state_store() to run the suite.")
-
-    def storage_untouched(self) -> AbstractContextManager[None]:
-        """Return a context that fails if storage is used inside it. By default nothing is watched."""
-        return nullcontext()
-
-    def leave_thread(self) -> None:
-        """Release the resources of a thread. The suite calls this at the end of each of its threads."""
 
     @pytest.fixture
     def usage(self, session_id: str) -> UsageStore:
@@ -49,20 +37,6 @@ class UsageTests:
     def session_id(self, sessions: StateStore) -> str:
         """Create the session ``session`` of the user ``user`` and agent type ``agent``, without entries."""
         return sessions.create_session("session", agent_type="agent", user_id="user").session_id
-
-    def at_once(self, *calls: Callable[[], T]) -> list[T]:
-        """Make calls at the same time, each in its own thread, and return their results in order."""
-        start = threading.Barrier(len(calls))
-
-        def outcome(call: Callable[[], T]) -> T:
-            try:
-                start.wait()
-                return call()
-            finally:
-                self.leave_thread()
-
-        with ThreadPoolExecutor(len(calls)) as pool:
-            return list(pool.map(outcome, calls))
 
 
 NOON: Final = 1_773_576_000_000
