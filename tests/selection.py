@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 
 from tests.databases import ALIASES
-from tests.tiers import LEFT_OUT, ON_ONE_DATABASE, Tier, is_below
+from tests.tiers import LEFT_OUT, ON_ONE_DATABASE, SAMPLED_ON_SQLITE, Tier, is_below
 
 __all__ = [
     "Variant",
@@ -123,11 +123,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.definition.add_marker(chosen, append=False)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.tier == Tier.REST:
-        # The rest of a folder whose quick tests run on one database is what runs on the other one.
         items[:] = [item for item in items if _is_rest(config, item)]
     if config.option.shuffle:
+        # Before pytest brings together what shares a fixture: a filled database is not made for every test.
         order = random.Random(config.option.seed)  # noqa: S311
         places = {path: order.random() for path in dict.fromkeys(item.path for item in items)}
         items.sort(key=lambda item: (places[item.path], order.random()))
@@ -182,16 +183,13 @@ def _is_chosen(collector: pytest.Module | pytest.Class, name: str) -> bool:
 
 def _is_rest(config: pytest.Config, item: pytest.Item) -> bool:
     path = _from_root(item.path)
-    folder = next((folder for folder in ON_ONE_DATABASE if is_below(path, [folder])), None)
-    if folder is None or is_below(path, LEFT_OUT):
+    values: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    database = values.get("alias", values.get("backend", _PREFERRED))
+    if database == "sqlite" and database != _PREFERRED and is_below(path, SAMPLED_ON_SQLITE):
+        return is_in_sample(config, item.nodeid, 3)
+    if not is_below(path, ON_ONE_DATABASE) or is_below(path, LEFT_OUT) or database != _PREFERRED:
         return True
-    if isinstance(item, pytest.Function) and any(
+    # The quick tier runs this on the preferred database, unless it is marked.
+    return isinstance(item, pytest.Function) and any(
         _is_thorough(each) for each in (item.obj, item.cls, item.module)
-    ):
-        return True
-    callspec: Any = getattr(item, "callspec", None)
-    return (
-        callspec is not None
-        and callspec.params.get("alias", _PREFERRED) != _PREFERRED
-        and is_in_sample(config, item.nodeid, ON_ONE_DATABASE[folder])
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["LEFT_OUT", "ON_ONE_DATABASE", "Tier", "is_below"]
+__all__ = ["LEFT_OUT", "ON_ONE_DATABASE", "SAMPLED_ON_SQLITE", "Tier", "is_below"]
 
 
 class Tier(StrEnum):
@@ -86,16 +86,29 @@ LEFT_OUT: Final[dict[str, str]] = {
 }
 """Files and folders that the quick tier does not collect, and what they test."""
 
-ON_ONE_DATABASE: Final[dict[str, int]] = {
-    "tests/adapters": 3,
-    "tests/admin": 3,
-    "tests/checkpointers": 1,
-    "tests/commands": 3,
-    "tests/frameworks": 3,
-    "tests/transfer": 1,
-}
-"""Folders that the quick tier runs on PostgreSQL only, and one in how many of their tests the rest runs on
-SQLite: all where they test statements, a sample where they test what stands on the stores.
+ON_ONE_DATABASE: Final[tuple[str, ...]] = (
+    "tests/adapters",
+    "tests/admin",
+    "tests/checkpointers",
+    "tests/commands",
+    "tests/frameworks",
+    "tests/transfer",
+)
+"""Folders that the quick tier runs on PostgreSQL only."""
+
+SAMPLED_ON_SQLITE: Final[tuple[str, ...]] = (
+    "tests/adapters",
+    "tests/admin",
+    "tests/commands",
+    "tests/example",
+    "tests/frameworks",
+    "tests/security/test_admin_lookups.py",
+    "tests/security/test_admin_wrong_shapes.py",
+    "tests/security/test_bounds.py",
+    "tests/security/test_wrong_shapes.py",
+)
+"""Files and folders of which the rest runs one test in three on SQLite: they test what stands on the stores,
+and run in full on PostgreSQL.
 """
 
 
