@@ -16,10 +16,9 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.sessions import DELETE
-from helix_store.admin.amounts import number
 from helix_store.admin.base import OF_SESSION
 from helix_store.admin.checkpoints import claim_of
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, number
 from helix_store.admin.elements import NOTHING, link, narrow, one_line, short_id, stacked
 from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import ChangedFilter, TenantFilter

@@ -5,10 +5,8 @@ The labels are not the ``verbose_name`` of the fields, because each change of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
-from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 LABELS: Final[dict[str, Any]] = {
@@ -90,14 +88,3 @@ _STATUS_NAMES: Final = {
 def name_of_status(value: str) -> str:
     """Return the name of a status. An unknown status is returned as it is stored."""
     return str(_STATUS_NAMES.get(value, value))
-
-
-def own_column(name: str) -> Callable[[Any], Any]:
-    """Return a list column that shows a column of the model under its label."""
-
-    @admin.display(description=LABELS[name])
-    def value(row: Any) -> Any:
-        return getattr(row, name)
-
-    value.__name__ = name
-    return value

@@ -12,10 +12,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.upkeep import FORCE_RELEASE
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, own_column
 from helix_store.admin.elements import NOTHING, badge, link, narrow, one_line, short_id, stacked
 from helix_store.admin.filters import ChoiceFilter
-from helix_store.admin.labels import own_column
 from helix_store.admin.operating import OperatedAdmin, list_action
 from helix_store.admin.times import distance, format_time
 from helix_store.core import moments

@@ -9,9 +9,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.columns import column, json_column
+from helix_store.admin.columns import column, json_column, own_column
 from helix_store.admin.elements import note, one_line, text_block
-from helix_store.admin.labels import own_column
 from helix_store.admin.times import stamp
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault

@@ -9,10 +9,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, own_column
 from helix_store.admin.elements import NOTHING, badge, json_block, one_line, short_id, stacked, text_block
 from helix_store.admin.filters import NamedChoicesFilter
-from helix_store.admin.labels import own_column
 from helix_store.admin.times import distance, duration, format_time
 from helix_store.core import moments
 from helix_store.models import Run

@@ -12,9 +12,8 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from helix_store.actions.sessions import DELETE, MARK_FAILED, Interrupt
-from helix_store.admin.amounts import dollars, number
 from helix_store.admin.checkpointers import GraphSessions, SnapshotThreads
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, dollars, number, own_column
 from helix_store.admin.elements import badge, narrow, one_line, stacked
 from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import (
@@ -28,7 +27,6 @@ from helix_store.admin.filters import (
     TenantFilter,
     WaitingFilter,
 )
-from helix_store.admin.labels import own_column
 from helix_store.admin.operating import list_action
 from helix_store.admin.reasons import read_open_tools, reason_of
 from helix_store.admin.session_page import CHILDREN_OF, SessionPage

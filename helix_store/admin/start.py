@@ -20,9 +20,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.amounts import dollars
 from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.charts import spark_line
+from helix_store.admin.columns import dollars
 from helix_store.admin.elements import link, one_line, short_id
 from helix_store.admin.filters import start_of_day
 from helix_store.admin.reasons import read_open_tools, waiting_for_person

@@ -10,8 +10,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.upkeep import PRUNE_STREAMS
-from helix_store.admin.amounts import number
-from helix_store.admin.columns import column, json_column
+from helix_store.admin.columns import column, json_column, number
 from helix_store.admin.elements import NOTHING, badge, narrow, one_line, short_id, stacked
 from helix_store.admin.filters import NamedChoicesFilter
 from helix_store.admin.operating import OperatedAdmin

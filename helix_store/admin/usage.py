@@ -10,9 +10,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.amounts import dollars, number
 from helix_store.admin.base import ReadOnlyAdmin
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, dollars, number
 from helix_store.admin.elements import NOTHING, badge, link, narrow, one_line, short_id
 from helix_store.admin.filters import EntryTenantFilter, NamedChoicesFilter
 from helix_store.admin.times import format_time

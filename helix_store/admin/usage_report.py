@@ -16,9 +16,9 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.amounts import dollars, number
 from helix_store.admin.base import ReadOnlyAdmin, refuse_surrogates
 from helix_store.admin.charts import bar, columns
+from helix_store.admin.columns import dollars, number
 from helix_store.admin.elements import one_line
 from helix_store.admin.filters import start_of_day
 from helix_store.core import validation

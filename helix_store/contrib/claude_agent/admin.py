@@ -6,9 +6,8 @@ from django.contrib import admin
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.amounts import number
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, number
 from helix_store.admin.elements import json_block, narrow
 from helix_store.admin.times import stamp
 from helix_store.contrib.claude_agent.models import ClaudeSession

@@ -8,9 +8,8 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.amounts import number
 from helix_store.admin.base import OF_SESSION, SessionChildAdmin
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, number
 from helix_store.admin.elements import identifier
 from helix_store.admin.times import stamp
 from helix_store.contrib.openai_agents.models import OpenAIRunState

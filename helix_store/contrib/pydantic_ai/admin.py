@@ -10,9 +10,8 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.amounts import number
 from helix_store.admin.base import ReadOnlyAdmin, SessionChildAdmin
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, number
 from helix_store.admin.elements import NOTHING, identifier, json_block, link, note, one_line
 from helix_store.admin.times import stamp
 from helix_store.contrib.pydantic_ai.conversation import entry_message

@@ -11,9 +11,8 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.amounts import number
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, number
 from helix_store.admin.elements import identifier, note, short_id, text_block
 from helix_store.admin.times import stamp
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite

@@ -10,9 +10,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.amounts import number
 from helix_store.admin.base import ReadOnlyAdmin
-from helix_store.admin.columns import column
+from helix_store.admin.columns import column, number
 from helix_store.admin.elements import NOTHING, badge, json_block, link, narrow, note, under
 from helix_store.admin.filters import EntryTenantFilter
 from helix_store.admin.times import stamp
