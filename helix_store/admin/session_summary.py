@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from helix_store.actions.sessions import CLEAR_INTERRUPT
-from helix_store.admin.budget_cells import limit_words
+from helix_store.admin.budgets import limit_words
 from helix_store.admin.elements import badge, identifier, json_block, one_line, printable, progress
 from helix_store.admin.labels import name_of_status
 from helix_store.admin.sections.details import current_envelope

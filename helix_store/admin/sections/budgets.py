@@ -6,7 +6,7 @@ from typing import Any
 
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.budget_cells import bars, capped, renewal
+from helix_store.admin.budgets import bars, capped, renewal
 from helix_store.admin.elements import link, printable
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.models import Budget
