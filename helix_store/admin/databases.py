@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from django.contrib.admin import AdminSite
 from django.contrib.admin.sites import all_sites, site
@@ -28,21 +28,12 @@ class DatabaseSite(AdminSite):
                 self.register(model, type(page))
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseLink:
-    """A link to the page of the same name in the site of another database."""
-
-    database: str
-    url: str
-    is_current: bool
-
-
 def database_sites() -> list[URLResolver]:
     """Return URL patterns, for ``include``, of a site for each database that the app is migrated to."""
     return [path(f"{alias}/", DatabaseSite(alias).urls) for alias in app_aliases()]
 
 
-def database_links(request: HttpRequest) -> list[DatabaseLink]:
+def database_links(request: HttpRequest) -> list[dict[str, Any]]:
     """Return links to this page in the sites of all databases, or none without several such sites."""
     match = request.resolver_match
     if match is None:
@@ -54,5 +45,5 @@ def database_links(request: HttpRequest) -> list[DatabaseLink]:
         except NoReverseMatch:
             continue
         is_current = getattr(request, "current_app", None) == each.name
-        links.append(DatabaseLink(each.database, url, is_current))
+        links.append({"database": each.database, "url": url, "is_current": is_current})
     return links if len(links) > 1 else []

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
-from itertools import islice
+from collections.abc import Callable
 from typing import Any, Final
 
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 
 from helix_store.admin.labels import name_of_status
-from helix_store.admin.times import format_time
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 from helix_store.reports.payloads import json_start
@@ -101,10 +98,6 @@ def stacked(text: str, second: str) -> SafeString:
     return format_html("{}{}", text, under(second) if second else "")
 
 
-def counted(count: int, name: str) -> str:
-    return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
-
-
 def progress(steps: int, messages: int) -> str:
     """Return how many steps and messages a session has."""
     return ", ".join(
@@ -153,31 +146,6 @@ def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None)
 
 def _cut() -> SafeString:
     return note(gettext("Cut after %(count)s characters.") % {"count": f"{JSON_LIMIT:,}"})
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, limit: int) -> SafeString | str:
-    """Return at most ``limit`` rows, with a note if there are more, or a dash if there are no rows."""
-    seen = list(islice(rows, limit + 1))
-    if not seen:
-        return NOTHING
-    return format_html(
-        '<table class="helix-table"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}',
-        format_html_join("", '<th scope="col">{}</th>', ((heading,) for heading in headings)),
-        format_html_join("", "<tr>{}</tr>", ((_cells(row),) for row in seen[:limit])),
-        note(gettext("Only the first %(count)s are shown.") % {"count": limit}) if len(seen) > limit else "",
-    )
-
-
-def _cells(row: Sequence[Any]) -> SafeString:
-    return format_html_join("", "<td>{}</td>", ((_cell(value),) for value in row))
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return NOTHING
-    if isinstance(value, datetime):
-        return format_time(value)
-    return printable(value) if type(value) is str else value
 
 
 def printable(text: str) -> str:

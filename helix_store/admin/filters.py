@@ -68,8 +68,10 @@ class TenantFilter(SimpleListFilter):
         self._needs_tenants = self.needs_tenants(request)
         if len(self._tenants) > MOST_TENANTS:
             self.template = TEXT_FILTER
-            if (value := self.value()) is not None and not _is_tenant(value):
-                raise IncorrectLookupParameters
+            try:
+                validation.tenant(self.value() or "")
+            except HelixStoreError:
+                raise IncorrectLookupParameters from None
         # Django drops a filter that has no choices.
         return [(tenant, tenant or _("no tenant")) for tenant in self._tenants] or [("", "")]
 
@@ -231,26 +233,14 @@ class TagFilter(SimpleListFilter):
 def _text_choice(text_filter: Any, changelist: Any) -> Iterator[Any]:
     """Yield the context for the template of a text field: the value, and the address's other parameters."""
     parameter = text_filter.parameter_name
-    others = {name: value for name, value in changelist.get_filters_params().items() if name != parameter}
+    others = {name: values for name, values in changelist.get_filters_params().items() if name != parameter}
     if changelist.query:
-        others["q"] = changelist.query
+        others["q"] = [changelist.query]
     yield {
         "value": text_filter.value() or "",
-        "others": [(name, value) for name, values in others.items() for value in _listed(values)],
+        "others": [(name, value) for name, values in others.items() for value in values],
         "remove": changelist.get_query_string(remove=[parameter]),
     }
-
-
-def _is_tenant(value: str) -> bool:
-    try:
-        validation.tenant(value)
-    except HelixStoreError:
-        return False
-    return True
-
-
-def _listed(value: Any) -> list[str]:
-    return value if isinstance(value, list) else [value]
 
 
 ORDERS: Final = {

@@ -63,18 +63,17 @@ class Tile:
     empty: Any = ""
 
 
-def start_tiles(request: HttpRequest, site: AdminSite) -> list[Tile]:
-    """Return the tiles that the user may see. Each tile takes one or two bounded statements."""
-    return list(_tiles(request, site))
-
-
-def _tiles(request: HttpRequest, site: AdminSite) -> Iterator[Tile]:
+def start_tiles(request: HttpRequest, site: AdminSite) -> Iterator[Tile]:
+    """Yield the tiles that the user may see. Each tile takes one or two bounded statements."""
     if not site.is_registered(Session):
         return
     page = site.get_model_admin(Session)
     assert isinstance(page, ReadOnlyAdmin)  # noqa: S101  for the type checker; no other admin is registered
     if page.may_view(request, Session):
-        sessions = _readable(page.rows(Session))
+        sessions: QuerySet[Any] = without_payloads(page.rows(Session)).annotate(
+            title_start=start_of("title", _TITLE_LENGTH),
+            failure_start=start_of("failure_reason", _TITLE_LENGTH),
+        )
         yield _waiting(page, sessions)
         if page.may_view(request, Post):
             yield _posted(page, sessions)
@@ -88,14 +87,6 @@ def _tiles(request: HttpRequest, site: AdminSite) -> Iterator[Tile]:
         yield _spent(page)
     if page.may_view(request, Lock):
         yield _oldest_lock(page, may_view_sessions=page.may_view(request, Session))
-
-
-def _readable(sessions: QuerySet[Any]) -> QuerySet[Any]:
-    rows: QuerySet[Any] = without_payloads(sessions).annotate(
-        title_start=start_of("title", _TITLE_LENGTH),
-        failure_start=start_of("failure_reason", _TITLE_LENGTH),
-    )
-    return rows
 
 
 def _waiting(page: ReadOnlyAdmin, sessions: Any) -> Tile:

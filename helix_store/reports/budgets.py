@@ -73,10 +73,6 @@ class BudgetReport:
             if limit is not None and remaining is not None
         ]
 
-    @property
-    def is_reached(self) -> bool:
-        return any(each.is_reached for each in self.limits)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with exact dollars as text."""
         return {

@@ -7,7 +7,7 @@ from typing import Any
 from django import template
 from django.contrib.admin.sites import all_sites, site
 
-from helix_store.admin.databases import DatabaseLink, database_links
+from helix_store.admin.databases import database_links
 from helix_store.admin.start import Tile, start_tiles
 
 register = template.Library()
@@ -19,10 +19,10 @@ def helix_start_tiles(context: Any) -> list[Tile]:
     request = context["request"]
     current = getattr(request, "current_app", site.name)
     shown = next((each for each in all_sites if each.name == current), site)
-    return start_tiles(request, shown)
+    return list(start_tiles(request, shown))
 
 
 @register.simple_tag(takes_context=True)
-def helix_databases(context: Any) -> list[DatabaseLink]:
+def helix_databases(context: Any) -> list[dict[str, Any]]:
     """Return links to this page in each database."""
     return database_links(context["request"])

@@ -11,7 +11,7 @@ from helix_store.admin.elements import NOTHING, badge, identifier, one_line, pri
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import distance
 from helix_store.exceptions import IntegrityFault
-from helix_store.models import SubSessionRef
+from helix_store.models import Session, SubSessionRef
 from helix_store.reports.tree import session_tree
 from helix_store.stores.directory import TreeNode
 
@@ -34,12 +34,13 @@ class Family(Section):
             # SQLite stores any bytes in a JSON column.
             raise IntegrityFault from None
         shown = nodes[:_NODES]
+        below = {"tenant": session.tenant, "parent_session_id": session.session_id}
         links = view.session_links(node.session_id for _way, node in shown if node.head is not None)
         return {
             "nodes": [_node(view, len(way), node, links) for way, node in shown],
             "has_more": len(nodes) > _NODES,
             "limit": _NODES,
-            "list_url": view.children_url(),
+            "list_url": view.page.list_url(Session, **below),
         }
 
 

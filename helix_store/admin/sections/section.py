@@ -99,9 +99,6 @@ class SessionView:
         """Return the button of an operation if the user may run it and it is possible now."""
         return next(iter(self.buttons(operation)), None)
 
-    def may(self, operation: Action) -> bool:
-        return operation.is_permitted(self.request.user)
-
     def url(self, section: str = "", **query: Any) -> str:
         """Return the address of this session's page with a section, by default the current one."""
         given = {name: value for name, value in query.items() if value is not None}
@@ -111,11 +108,6 @@ class SessionView:
     def list_url(self, model: type[Model]) -> str:
         """Return the address of the list of this session's rows."""
         return self.page.list_url(model, **{OF_SESSION: self.session.pk})
-
-    def children_url(self) -> str:
-        """Return the address of the list of this session's sub-sessions."""
-        session = self.session
-        return self.page.list_url(Session, tenant=session.tenant, parent_session_id=session.session_id)
 
     def text(self, name: str) -> str:
         """Return a parameter of the address, cut to a sane length."""

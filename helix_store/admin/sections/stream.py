@@ -45,9 +45,7 @@ class Stream(Section):
         is_newest = last > stream.last_sequence
         return {
             "stream": {
-                "id": printable(stream.stream_id),
                 "status": badge(stream.status),
-                "run": printable(stream.run_id),
                 "agent": printable(stream.agent_name),
                 "writer": _writer(stream),
                 "updated": distance(stream.updated_at),

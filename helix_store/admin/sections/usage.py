@@ -33,7 +33,6 @@ class Usage(Section):
             columns.append((_("With sub-sessions"), tree))
         return {
             "columns": [_column(heading, rollup) for heading, rollup in columns],
-            "sessions": tree.session_count,
             "models": [_tokens(_name(name), counts) for name, counts in _first(tree.tokens_by_model)],
             "calls": [
                 *(_calls(_("tool"), name, stats) for name, stats in _first(tree.tool_stats.by_tool)),

@@ -88,7 +88,7 @@ class Waits(Section):
             "suspended_step": printable(view.session.suspended_step_id or ""),
             "suspension": _shown(view, "suspension_context"),
             "awaited": _shown(view, "suspended_awaiting_children"),
-            "may_answer": view.may(ANSWER),
+            "may_answer": ANSWER.is_permitted(view.request.user),
             "staged": self._staged(view) if view.may_view(StagedChange) else None,
             "next": view.url(),
         }
