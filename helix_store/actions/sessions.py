@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.action import Outcome, SessionAction
 from helix_store.core.types import SessionStatus, StatusConflict
 from helix_store.exceptions import ConflictError, SessionNotFound
-from helix_store.reports.tree import session_tree
+from helix_store.reports.session import session_tree
 from helix_store.stores import DatabaseStateStore
 
 _LONGEST_REASON: Final = 1_000

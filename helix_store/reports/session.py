@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from django.db.models import QuerySet
+
 from helix_store.catalogue import ConversationPage
+from helix_store.core.serialization import Serializable
 from helix_store.core.types import (
     CheckpointPage,
     InterruptRequest,
@@ -20,11 +24,13 @@ from helix_store.counters.rules import Spender
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault, SessionNotFound
 from helix_store.models import Post
+from helix_store.models.posts import PostState
 from helix_store.reports.budgets import BudgetReport, reports_of_session
 from helix_store.reports.conversations import conversations_of
-from helix_store.reports.posts import WaitingPosts, waiting_posts
+from helix_store.reports.previews import payload_start, said_at_start
 from helix_store.sessions.database.rows import pk_of, session_with_id
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from helix_store.stores.directory import SessionDirectory, TreeNode
 from helix_store.usage.reports import unpriced_entries
 
 T = TypeVar("T")
@@ -163,3 +169,72 @@ def _conversations(db: Database, key: int, limit: int, messages: int | None) -> 
 def _newest(store: DatabaseStateStore, session_id: str, count: int) -> list[tuple[int, Message]]:
     page = store.get_messages(session_id, limit=count, order="desc")
     return [(page.total - index, message) for index, message in enumerate(page.messages)][::-1]
+
+
+# --- Waiting posts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingPost(Serializable):
+    """A post that waits. ``text`` is the start of its content, or ``None`` if it cannot be read."""
+
+    post_id: str
+    sequence: int
+    author: str | None
+    key: str | None
+    posted_at: datetime
+    due_at: datetime
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingPosts(Serializable):
+    items: list[WaitingPost]
+    total: int
+
+
+def waiting_posts(posts: QuerySet[Post], *, first: int = 0, limit: int) -> WaitingPosts:
+    """Return a page of the waiting ones among the posts of a session, from the index ``first``."""
+    waiting = posts.filter(state=PostState.WAITING)
+    columns = ("post_id", "sequence", "author", "key", "posted_at", "due_at")
+    rows = waiting.order_by("due_at", "sequence").values(*columns, start=payload_start())
+    page = rows[first : first + limit]
+    items = [WaitingPost(text=said_at_start(row.pop("start") or ""), **row) for row in page]
+    return WaitingPosts(items=items, total=waiting.count())
+
+
+# --- The tree: ancestors and sub-sessions
+
+
+def session_tree(store: DatabaseStateStore, session_id: str, *, root_id: str | None = None) -> TreeNode:
+    """Return the tree below the root, or below the session itself if the root is deleted.
+
+    Raise `SessionNotFound`.
+    """
+    directory = SessionDirectory(store.alias, tenant=store.tenant)
+    if root_id not in (None, session_id):
+        try:
+            return directory.tree(str(root_id), tenant=store.tenant)
+        except SessionNotFound:
+            pass  # The root is deleted, so the remaining tree starts at this session.
+    return directory.tree(session_id, tenant=store.tenant)
+
+
+def nodes_of(tree: TreeNode) -> list[dict[str, Any]]:
+    """Return the nodes of a tree from top to bottom, each with its depth and its parent session."""
+    above: list[str] = []
+    nodes = []
+    for way, node in tree.walk():
+        del above[len(way) :]
+        nodes.append(
+            {
+                "session_id": node.session_id,
+                "depth": len(way),
+                "above": above[-1] if above else None,
+                "is_repeated": node.is_repeated,
+                "session": None if node.head is None else node.head.to_dict(),
+                "ref": None if node.ref is None else node.ref.to_dict(),
+            }
+        )
+        above.append(node.session_id)
+    return nodes

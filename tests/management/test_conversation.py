@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from helix_store.core.transcript import turns
-from helix_store.management.conversation import conversation
 from helix_store.management.output import Layout
+from helix_store.management.session_page import conversation
 from helix_store.management.text import width_of
 
 MESSAGES: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import StepInfo
 from helix_store.engine.database import Database
 from helix_store.models import Post
-from helix_store.reports.posts import waiting_posts
+from helix_store.reports.session import waiting_posts
 from helix_store.sessions.database.rows import pk_of
 from tests.plans.calls import PAGE, Call, gap
 from tests.plans.rows import BUSY, CHAT, LONG, NOW, STEPPING, World

@@ -12,7 +12,7 @@ from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import distance
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session, SubSessionRef
-from helix_store.reports.tree import session_tree
+from helix_store.reports.session import session_tree
 from helix_store.stores.directory import TreeNode
 
 _NODES: Final = 200

@@ -17,7 +17,7 @@ from helix_store.core.limits import MAX_BIGINT
 from helix_store.models import Post
 from helix_store.models.posts import PostState
 from helix_store.reports.payloads import without_payloads
-from helix_store.reports.posts import WaitingPost, waiting_posts
+from helix_store.reports.session import WaitingPost, waiting_posts
 
 _PAGE: Final = 25
 

@@ -12,15 +12,16 @@ from typing import Any, Final
 from helix_store.actions.checkpoints import BRANCH, RESTORE
 from helix_store.core import moments
 from helix_store.management.base import at_least
-from helix_store.management.checkpoint_argument import (
+from helix_store.management.output import Style, pairs
+from helix_store.management.parts import ActingCommand
+from helix_store.management.session_argument import (
     CHECKPOINT_FORMS,
     ChosenState,
     chosen_checkpoint,
+    chosen_session,
     chosen_state,
+    directory_of,
 )
-from helix_store.management.output import Style, pairs
-from helix_store.management.parts import ActingCommand
-from helix_store.management.session_argument import chosen_session, directory_of
 from helix_store.management.session_page import CHECKPOINT_COLUMNS, json_lines
 from helix_store.management.text import visible
 from helix_store.management.times import age_in_days

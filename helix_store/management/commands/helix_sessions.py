@@ -40,8 +40,7 @@ from helix_store.management.session_page import (
 from helix_store.management.text import visible
 from helix_store.reports.conversations import outlines_of_heads
 from helix_store.reports.markdown import conversation_as_markdown
-from helix_store.reports.session import session_report
-from helix_store.reports.tree import nodes_of, session_tree
+from helix_store.reports.session import nodes_of, session_report, session_tree
 from helix_store.sessions.database.posts import announce_due_posts
 from helix_store.stores import DatabaseStateStore
 
