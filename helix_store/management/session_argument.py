@@ -1,13 +1,12 @@
-"""Arguments of commands that select a session or a call by its id or the start of its id, and times."""
+"""Arguments of commands that select a session, a call or a checkpoint, by an id or its start, and times."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.core.management.base import CommandError
 from django.utils import timezone
@@ -149,25 +148,22 @@ def time_argument(text: str) -> datetime:
 # --- Checkpoints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenState:
+class ChosenState(NamedTuple):
     """The state of a checkpoint, or the current state, which has no checkpoint id."""
 
     tenant: str
-    session_id: str
     checkpoint_id: str | None
     state: SessionState
-    message_count: int
-    created_at: datetime | None
 
     def to_dict(self) -> dict[str, Any]:
+        state = self.state
         return {
             "tenant": self.tenant,
-            "session_id": self.session_id,
+            "session_id": state.session_id,
             "checkpoint_id": self.checkpoint_id,
-            "step_count": self.state.step_count,
-            "message_count": self.message_count,
-            "created_at": None if self.created_at is None else self.created_at.isoformat(),
+            "step_count": state.step_count,
+            "message_count": state.message_count,
+            "created_at": None if state.updated_at is None else state.updated_at.isoformat(),
         }
 
 
@@ -198,26 +194,12 @@ def chosen_state(text: str, options: Mapping[str, Any]) -> ChosenState:
     match = _RELATIVE.fullmatch(text)
     if match is None or not match["current"]:
         store, found = chosen_checkpoint(text, options)
-        return ChosenState(
-            tenant=store.tenant,
-            session_id=found.session_id,
-            checkpoint_id=found.checkpoint_id,
-            state=found.state,
-            message_count=found.message_count,
-            created_at=found.created_at,
-        )
+        return ChosenState(store.tenant, found.checkpoint_id, found.state)
     store, session_id = chosen_session(match["session_id"], options)
     state = store.load_state(session_id)
     if state is None:
         raise SessionNotFound(session_id)
-    return ChosenState(
-        tenant=store.tenant,
-        session_id=session_id,
-        checkpoint_id=None,
-        state=state,
-        message_count=state.message_count,
-        created_at=state.updated_at,
-    )
+    return ChosenState(store.tenant, None, state)
 
 
 def _session_of(text: str) -> str | None:

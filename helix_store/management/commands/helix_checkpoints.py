@@ -36,14 +36,6 @@ class Command(ActingCommand):
     help = "List, read and compare the checkpoints of sessions; restore, branch and prune."
 
     def add_parts(self) -> None:
-        self._add_list()
-        self._add_show()
-        self._add_diff()
-        self._add_restore()
-        self._add_branch()
-        self._add_prune()
-
-    def _add_list(self) -> None:
         parser = self.add_part("list", self._list, example="trip-1")
         parser.add_argument("session_id", metavar="SESSION")
         parser.add_argument(
@@ -53,6 +45,49 @@ class Command(ActingCommand):
             help="At most this many, 1 to 200 (default: %(default)s).",
         )
         parser.add_argument("--cursor", help="Continue after a list of the same session.")
+
+        parser = self.add_part("show", self._show, example="trip-1@latest")
+        parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_FORMS)
+
+        parser = self.add_part("diff", self._diff, example="trip-1@latest~1 trip-1@latest")
+        forms = CHECKPOINT_FORMS + " SESSION@current is the current state."
+        parser.add_argument("a", metavar="A", help=forms)
+        parser.add_argument("b", metavar="B")
+
+        parser = self.add_part("restore", self._restore, example="trip-1@latest~1 --no-input")
+        parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_FORMS)
+        parser.add_argument(
+            "--expected-version",
+            type=at_least(1),
+            metavar="N",
+            help="Restore only if the session is at this version.",
+        )
+        self.add_confirmation_argument(parser)
+
+        parser = self.add_part("branch", self._branch, example="trip-1@latest~1 --new-id trip-1-again")
+        parser.add_argument(
+            "checkpoint",
+            metavar="CHECKPOINT",
+            help=CHECKPOINT_FORMS + " With --message-index it is a session id.",
+        )
+        parser.add_argument("--new-id", metavar="ID", help="Id of the new session (default: a new one).")
+        parser.add_argument("--title", help="Title of the new session.")
+        parser.add_argument(
+            "--message-index",
+            type=at_least(0),
+            metavar="N",
+            help="Branch with the first N messages and the newest checkpoint within them.",
+        )
+
+        parser = self.add_part("prune", self._prune, example="--keep 20 --older-than 30 --dry-run")
+        parser.add_argument("session_id", metavar="SESSION", nargs="?", help="Only this session.")
+        parser.add_argument(
+            "--keep", type=at_least(0), required=True, metavar="N", help="Keep the newest N of each session."
+        )
+        parser.add_argument(
+            "--older-than", type=age_in_days, metavar="DAYS", help="Delete only checkpoints older than this."
+        )
+        parser.add_argument("--dry-run", action="store_true", help="Only count what would be deleted.")
 
     def _list(self, options: dict[str, Any]) -> None:
         """List the checkpoints of a session, newest first."""
@@ -67,10 +102,6 @@ class Command(ActingCommand):
             self.progress(
                 f"{len(page.items):,} of {page.total:,} checkpoints; more follow: --cursor {page.next_cursor}"
             )
-
-    def _add_show(self) -> None:
-        parser = self.add_part("show", self._show, example="trip-1@latest")
-        parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_FORMS)
 
     def _show(self, options: dict[str, Any]) -> None:
         """Show a checkpoint and its state."""
@@ -95,12 +126,6 @@ class Command(ActingCommand):
         shown = {name: value for name, value in state.items() if value not in (None, {}, [], "")}
         self.write_text("\n".join(["", *json_lines(shown, self.layout.width, indent="")]))
 
-    def _add_diff(self) -> None:
-        parser = self.add_part("diff", self._diff, example="trip-1@latest~1 trip-1@latest")
-        forms = CHECKPOINT_FORMS + " SESSION@current is the current state."
-        parser.add_argument("a", metavar="A", help=forms)
-        parser.add_argument("b", metavar="B")
-
     def _diff(self, options: dict[str, Any]) -> None:
         """Compare the states of two checkpoints, of one session or of two."""
         before, after = chosen_state(options["a"], options), chosen_state(options["b"], options)
@@ -118,17 +143,6 @@ class Command(ActingCommand):
         text, style = self.layout.fitted(line), _STYLES.get(line[:1])
         return text if style is None else self.layout.coloured(text, style)
 
-    def _add_restore(self) -> None:
-        parser = self.add_part("restore", self._restore, example="trip-1@latest~1 --no-input")
-        parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_FORMS)
-        parser.add_argument(
-            "--expected-version",
-            type=at_least(1),
-            metavar="N",
-            help="Restore only if the session is at this version.",
-        )
-        self.add_confirmation_argument(parser)
-
     def _restore(self, options: dict[str, Any]) -> None:
         """Rewind a session to a checkpoint, deleting later checkpoints, messages and staged changes."""
         is_whole = not options["interactive"]
@@ -142,22 +156,6 @@ class Command(ActingCommand):
         )
         self.write_data({**data, "message_count": found.message_count})
 
-    def _add_branch(self) -> None:
-        parser = self.add_part("branch", self._branch, example="trip-1@latest~1 --new-id trip-1-again")
-        parser.add_argument(
-            "checkpoint",
-            metavar="CHECKPOINT",
-            help=CHECKPOINT_FORMS + " With --message-index it is a session id.",
-        )
-        parser.add_argument("--new-id", metavar="ID", help="Id of the new session (default: a new one).")
-        parser.add_argument("--title", help="Title of the new session.")
-        parser.add_argument(
-            "--message-index",
-            type=at_least(0),
-            metavar="N",
-            help="Branch with the first N messages and the newest checkpoint within them.",
-        )
-
     def _branch(self, options: dict[str, Any]) -> None:
         """Start a new session from a checkpoint, or with the first messages of a session."""
         if options["message_index"] is None:
@@ -168,17 +166,6 @@ class Command(ActingCommand):
             checkpoint_id = None
         data = self.act(BRANCH, store, session_id, {**options, "checkpoint": checkpoint_id})
         self.write_data(data)
-
-    def _add_prune(self) -> None:
-        parser = self.add_part("prune", self._prune, example="--keep 20 --older-than 30 --dry-run")
-        parser.add_argument("session_id", metavar="SESSION", nargs="?", help="Only this session.")
-        parser.add_argument(
-            "--keep", type=at_least(0), required=True, metavar="N", help="Keep the newest N of each session."
-        )
-        parser.add_argument(
-            "--older-than", type=age_in_days, metavar="DAYS", help="Delete only checkpoints older than this."
-        )
-        parser.add_argument("--dry-run", action="store_true", help="Only count what would be deleted.")
 
     def _prune(self, options: dict[str, Any]) -> None:
         """Delete all but the newest checkpoints of each session, or of one. The current state stays."""
@@ -202,8 +189,9 @@ class Command(ActingCommand):
 
 
 def _heading(mark: str, chosen: ChosenState) -> str:
-    name = chosen.checkpoint_id or f"{chosen.session_id}@current"
-    facts = f"{chosen.message_count:,} messages, {moment(chosen.created_at, seconds=True)}"
+    state = chosen.state
+    name = chosen.checkpoint_id or f"{state.session_id}@current"
+    facts = f"{state.message_count:,} messages, {moment(state.updated_at, seconds=True)}"
     return f"{mark} {visible(name)}  {facts}"
 
 

@@ -61,13 +61,43 @@ class Command(ActingCommand):
 
     def add_parts(self) -> None:
         self._add_list()
-        self._add_show()
-        self._add_tree()
+
+        parser = self.add_part("show", self._show, example="trip-1 --messages 20")
+        parser.add_argument("session_id", metavar="ID")
+        parser.add_argument(
+            "--messages", type=at_least(1), metavar="N", help="Also print the newest N messages."
+        )
+        add_limit_argument(parser, "posts, runs and checkpoints", default=10)
+        parser.add_argument(
+            "--markdown",
+            action="store_true",
+            help="Print the whole conversation as Markdown, and nothing else.",
+        )
+
+        parser = self.add_part("tree", self._tree, example="trip-1")
+        parser.add_argument("session_id", metavar="ID")
+        parser.add_argument(
+            "--from-root", action="store_true", help="Begin at the root of the tree that the session is in."
+        )
+
         for action in SESSION_ACTIONS:
             if action.help:
                 self.add_action(action)
-        self._add_posts()
-        self._add_wake()
+
+        parser = self.add_part("posts", self._posts, example="trip-1 --state waiting --state received")
+        parser.add_argument("session_id", metavar="ID")
+        parser.add_argument(
+            "--state",
+            dest="states",
+            action="append",
+            choices=_POST_STATES,
+            help="Only posts in this state (default: waiting); may be repeated.",
+        )
+        add_limit_argument(parser, "posts", default=50)
+        parser.add_argument("--cursor", help="Continue after a list with the same states.")
+
+        parser = self.add_part("wake", self._wake, example="")
+        add_limit_argument(parser, "sessions", default=200)
 
     # --- list
 
@@ -138,19 +168,6 @@ class Command(ActingCommand):
 
     # --- show and tree
 
-    def _add_show(self) -> None:
-        parser = self.add_part("show", self._show, example="trip-1 --messages 20")
-        parser.add_argument("session_id", metavar="ID")
-        parser.add_argument(
-            "--messages", type=at_least(1), metavar="N", help="Also print the newest N messages."
-        )
-        add_limit_argument(parser, "posts, runs and checkpoints", default=10)
-        parser.add_argument(
-            "--markdown",
-            action="store_true",
-            help="Print the whole conversation as Markdown, and nothing else.",
-        )
-
     def _show(self, options: dict[str, Any]) -> None:
         """Show a session: its state, posts, runs, sub-sessions, checkpoints, usage and conversation."""
         store, session_id = chosen_session(options["session_id"], options)
@@ -166,13 +183,6 @@ class Command(ActingCommand):
         if report.problems:
             raise CommandError("; ".join(report.problems))
 
-    def _add_tree(self) -> None:
-        parser = self.add_part("tree", self._tree, example="trip-1")
-        parser.add_argument("session_id", metavar="ID")
-        parser.add_argument(
-            "--from-root", action="store_true", help="Begin at the root of the tree that the session is in."
-        )
-
     def _tree(self, options: dict[str, Any]) -> None:
         """Show a session and all sub-sessions below it, including remote ones."""
         store, session_id = chosen_session(options["session_id"], options)
@@ -186,19 +196,6 @@ class Command(ActingCommand):
 
     # --- posts and wake
 
-    def _add_posts(self) -> None:
-        parser = self.add_part("posts", self._posts, example="trip-1 --state waiting --state received")
-        parser.add_argument("session_id", metavar="ID")
-        parser.add_argument(
-            "--state",
-            dest="states",
-            action="append",
-            choices=_POST_STATES,
-            help="Only posts in this state (default: waiting); may be repeated.",
-        )
-        add_limit_argument(parser, "posts", default=50)
-        parser.add_argument("--cursor", help="Continue after a list with the same states.")
-
     def _posts(self, options: dict[str, Any]) -> None:
         """List the posts of a session, the first one first."""
         store, session_id = chosen_session(options["session_id"], options)
@@ -208,10 +205,6 @@ class Command(ActingCommand):
             columns=_POST_COLUMNS,
             to_dict=lambda post: {"tenant": store.tenant, **post.to_dict()},
         )
-
-    def _add_wake(self) -> None:
-        parser = self.add_part("wake", self._wake, example="")
-        add_limit_argument(parser, "sessions", default=200)
 
     def _wake(self, options: dict[str, Any]) -> None:
         """Send the signal session_posted for each session whose due posts nobody has picked up."""

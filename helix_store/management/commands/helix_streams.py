@@ -58,11 +58,6 @@ class Command(StoreCommandWithParts):
     help = "List streams, follow a stream, and remove old chunks."
 
     def add_parts(self) -> None:
-        self._add_list()
-        self._add_tail()
-        self._add_prune()
-
-    def _add_list(self) -> None:
         parser = self.add_part("list", self._list, example="--status ended --limit 20")
         parser.add_argument(
             "--status",
@@ -72,13 +67,6 @@ class Command(StoreCommandWithParts):
         add_limit_argument(parser, "streams", default=50)
         parser.add_argument("--cursor", help="Continue after a list with the same filters.")
 
-    def _list(self, options: dict[str, Any]) -> None:
-        """List streams, the newest first. The age is the time since the last change."""
-        # If the tenant was specified, it needs no column.
-        first = 0 if options["tenant"] is None else 1
-        self.write_list("streams", _pages(options), columns=_COLUMNS[first:], to_dict=ListedStream.to_dict)
-
-    def _add_tail(self) -> None:
         parser = self.add_part("tail", self._tail, example="trip-1 --from 1")
         parser.add_argument("stream_id", metavar="ID")
         parser.add_argument(
@@ -91,6 +79,28 @@ class Command(StoreCommandWithParts):
         parser.add_argument(
             "--no-follow", action="store_false", dest="follow", help="Print the existing chunks, and stop."
         )
+
+        example = "--older-than 7d --keep-chunks 10000 --dry-run"
+        parser = self.add_part("prune", self._prune, example=example)
+        parser.add_argument(
+            "--older-than",
+            type=time_or_age,
+            metavar="TIME",
+            help="Remove all chunks of streams that ended before this date or age, such as 7d.",
+        )
+        parser.add_argument(
+            "--keep-chunks",
+            type=at_least(0),
+            metavar="N",
+            help="Remove all but the newest N chunks of every other stream.",
+        )
+        parser.add_argument("--dry-run", action="store_true", help="Only count.")
+
+    def _list(self, options: dict[str, Any]) -> None:
+        """List streams, the newest first. The age is the time since the last change."""
+        # If the tenant was specified, it needs no column.
+        first = 0 if options["tenant"] is None else 1
+        self.write_list("streams", _pages(options), columns=_COLUMNS[first:], to_dict=ListedStream.to_dict)
 
     def _tail(self, options: dict[str, Any]) -> None:
         """Print the chunks of a stream as they arrive, until it ends, fails or pauses. Ctrl-C prints the
@@ -131,23 +141,6 @@ class Command(StoreCommandWithParts):
             raise CommandError(f"The stream failed after sequence {tail.position}: {error}")
         else:
             self.progress(f"The stream is {tail.info.status.value}, after sequence {tail.position}.")
-
-    def _add_prune(self) -> None:
-        example = "--older-than 7d --keep-chunks 10000 --dry-run"
-        parser = self.add_part("prune", self._prune, example=example)
-        parser.add_argument(
-            "--older-than",
-            type=time_or_age,
-            metavar="TIME",
-            help="Remove all chunks of streams that ended before this date or age, such as 7d.",
-        )
-        parser.add_argument(
-            "--keep-chunks",
-            type=at_least(0),
-            metavar="N",
-            help="Remove all but the newest N chunks of every other stream.",
-        )
-        parser.add_argument("--dry-run", action="store_true", help="Only count.")
 
     def _prune(self, options: dict[str, Any]) -> None:
         """Fail streams with a lost writer, and remove chunks of streams that ended too long ago, chunks whose
