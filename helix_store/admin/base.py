@@ -205,7 +205,10 @@ class ReadOnlyAdmin(ModelAdmin):
 
         Raise `IncorrectLookupParameters` if the column cannot hold the value.
         """
-        if request is None or lookup not in self._own_lookups(request):
+        if request is None:
+            return False
+        filters: Iterable[Any] = self.get_list_filter(request)
+        if lookup not in {*map(_parameter_of, filters), *self.link_lookups}:
             return False
         fields = fields_of(self.model, lookup)
         if not all(self.may_view(request, field.related_model) for field in fields[:-1]):
@@ -213,10 +216,6 @@ class ReadOnlyAdmin(ModelAdmin):
         if fields:
             check_value(fields[-1], request.GET.getlist(lookup))
         return True
-
-    def _own_lookups(self, request: HttpRequest) -> set[str]:
-        filters: Iterable[Any] = self.get_list_filter(request)
-        return {*map(_parameter_of, filters), *self.link_lookups}
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         return super().get_form(request, obj, change, labels=LABELS, **kwargs)

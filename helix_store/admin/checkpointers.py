@@ -128,11 +128,9 @@ class SnapshotThreads(CheckpointerTable):
     @admin.display(description=_("newest snapshot"), empty_value=NOTHING)
     def newest_snapshot(self, session: Any) -> SafeString | None:
         checkpoint = session.newest
-        return (
-            None
-            if checkpoint is None
-            else self.checkpoint_link(checkpoint, short_id(checkpoint.checkpoint_id))
-        )
+        if checkpoint is None:
+            return None
+        return self.checkpoint_link(checkpoint, short_id(checkpoint.checkpoint_id))
 
     @admin.display(description=_("size"), empty_value=NOTHING)
     def size(self, session: Any) -> str | None:

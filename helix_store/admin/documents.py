@@ -31,14 +31,6 @@ _OPEN: Final = 40
 """The number of nodes up to which a document is shown unfolded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A match in a document: its place, as a JSON pointer, and the value there."""
-
-    path: str
-    value: str
-
-
 @dataclass(slots=True)
 class _Bounds:
     """The limits on the shown part of a document. ``left`` is the number of nodes that may still be shown."""
@@ -146,21 +138,19 @@ def difference(changes: Iterable[Change]) -> dict[str, Any]:
     }
 
 
-def matches(value: Any, term: str, limit: int) -> list[Match]:
-    """Return the first places whose key or plain value contains a text, in document order."""
+def matches(value: Any, term: str) -> Iterator[tuple[str, str]]:
+    """Yield the places whose key or plain value contains a text, as JSON pointers, and the values there."""
     wanted = term.casefold()
-    found: list[Match] = []
     waiting: list[tuple[str, Any, Any]] = [("", None, value)]
-    while waiting and len(found) < limit:
+    while waiting:
         path, key, node = waiting.pop()
         if any(wanted in text.casefold() for text in _searched(key, node)):
-            found.append(Match(path, short(node)))
+            yield path, short(node)
         if isinstance(node, dict):
             waiting.extend((join_path(path, name), name, child) for name, child in reversed(node.items()))
         elif isinstance(node, list):
             last = len(node) - 1
             waiting.extend((join_path(path, last - i), None, child) for i, child in enumerate(reversed(node)))
-    return found
 
 
 def _searched(key: Any, node: Any) -> Iterator[str]:

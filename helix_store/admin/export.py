@@ -6,7 +6,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
 from django.contrib import admin, messages
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.http import FileResponse, HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext
@@ -14,16 +14,10 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.action import Action, NoInput
 from helix_store.admin.operating import CONFIRMED, OperatedAdmin, log
-from helix_store.catalogue import tables
 from helix_store.models import Session
 from helix_store.transfer import DatabaseSource, write_export
 
 _IN_MEMORY: Final = 1 << 20
-
-
-def exported_models() -> tuple[type[Model], ...]:
-    """Return the models whose rows an export contains. The user needs the permission to view all of them."""
-    return tuple(table.model for table in tables())
 
 
 class Export(Action):
@@ -53,10 +47,6 @@ def export_sessions(
         return None
     if CONFIRMED not in request.POST:
         return page.confirm_rows(request, EXPORT, NoInput(), sessions, "export_sessions")
-    return _file_of(request, sessions)
-
-
-def _file_of(request: HttpRequest, sessions: list[Any]) -> FileResponse:
     file = SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  the response closes it
     ids = [session.session_id for session in sessions]
     write_export(DatabaseSource(sessions[0]._state.db, tenant=sessions[0].tenant, session_ids=ids), file)

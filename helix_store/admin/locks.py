@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -32,10 +32,7 @@ class LockStateFilter(ChoiceFilter):
         if value == "free":
             return queryset.filter(expires_at__isnull=True)
         now = moments.now()
-        held = (
-            queryset.filter(expires_at__gt=now) if value == "held" else queryset.filter(expires_at__lte=now)
-        )
-        return held
+        return queryset.filter(Q(expires_at__gt=now) if value == "held" else Q(expires_at__lte=now))
 
 
 @admin.register(Lock)

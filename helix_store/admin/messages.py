@@ -12,11 +12,9 @@ from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.columns import column, json_column, own_column
 from helix_store.admin.elements import note, one_line, text_block
 from helix_store.admin.times import stamp
-from helix_store.core.payloads import decode
-from helix_store.exceptions import IntegrityFault
 from helix_store.models import Message
 from helix_store.reports.payloads import payload_of
-from helix_store.reports.previews import message_parts, payload_start, said_at_start
+from helix_store.reports.previews import message_parts, payload_start, read_start, said_at_start
 
 PREVIEW_LENGTH: Final = 180
 
@@ -42,20 +40,12 @@ class MessageAdmin(SessionChildAdmin):
 
     @admin.display(description=_("says"))
     def said(self, message: Message) -> SafeString:
-        text = message_text(payload_of(message, "payload") or "")
-        return note(str(_UNREADABLE)) if text is None else text_block(text)
+        stored = payload_of(message, "payload") or ""
+        whole, _is_cut = read_start(stored, len(stored))
+        return note(str(_UNREADABLE)) if whole is None else text_block("\n\n".join(message_parts(whole)))
 
 
 def message_preview(start: str) -> str | None:
     """Return the text of a message in one line, or ``None``. ``start`` is the start of its stored text."""
     said = said_at_start(start)
     return None if said is None else one_line(said, PREVIEW_LENGTH)
-
-
-def message_text(stored: str) -> str | None:
-    """Return the whole text of a message, one paragraph per part, or ``None`` if it is unreadable."""
-    try:
-        message = decode(stored)
-    except IntegrityFault:
-        return None
-    return "\n\n".join(message_parts(message)) if isinstance(message, dict) else None

@@ -7,8 +7,7 @@ changes anything; it shows the form of the operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from django import forms
 from django.contrib import admin, messages
@@ -40,13 +39,12 @@ _REFUSALS_SHOWN: Final = 10
 _LONGEST_TITLE: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Button:
+class Button(NamedTuple):
     """A button for an operation: the address that it posts to, and the guard's value that the page showed."""
 
     operation: Action
     url: str
-    expected: str
+    expected: str = ""
 
 
 class OperatedAdmin(ReadOnlyAdmin):
@@ -99,21 +97,15 @@ class OperatedAdmin(ReadOnlyAdmin):
     def has_operate_delete_permission(self, request: HttpRequest) -> bool:
         return admin.ModelAdmin.has_delete_permission(self, request)
 
-    def button(self, operation: Action, row: Any = None) -> Button:
-        view = "table_operation" if row is None else "operation"
-        arguments = [operation.name] if row is None else [row.pk, operation.name]
-        return Button(
-            operation=operation,
-            url=self._operated_url(view, arguments),
-            expected="" if row is None else operation.shown(row),
-        )
-
     def buttons(self, request: HttpRequest, row: Any, operations: Sequence[Action]) -> list[Button]:
         """Return buttons for the operations that the user may run and that are possible now."""
+        permitted = [each for each in operations if each.is_permitted(request.user)]
+        if row is None:
+            return [Button(each, self._operated_url("table_operation", [each.name])) for each in permitted]
         return [
-            self.button(each, row)
-            for each in operations
-            if each.is_permitted(request.user) and (row is None or each.is_possible(row))
+            Button(each, self._operated_url("operation", [row.pk, each.name]), each.shown(row))
+            for each in permitted
+            if each.is_possible(row)
         ]
 
     def operation_view(

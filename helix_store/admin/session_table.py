@@ -15,11 +15,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import note, one_line, short_id, under
-from helix_store.admin.export import exported_models
 from helix_store.admin.operating import OperatedAdmin
 from helix_store.admin.reasons import REASON_LENGTH
 from helix_store.admin.search import MOST_FOUND, NEWEST_SEARCHED, Found, found_sessions
 from helix_store.admin.times import distance
+from helix_store.catalogue import tables
 from helix_store.core import moments
 from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.models import Session
@@ -40,7 +40,8 @@ class SessionTable(OperatedAdmin):
     search_help_text = _("Words of a title, a user, a tag or a session id.")
 
     def has_export_permission(self, request: HttpRequest) -> bool:
-        may_view = all(self.may_view(request, model) for model in exported_models())
+        """Return whether the user may change sessions and view the rows of each table of an export."""
+        may_view = all(self.may_view(request, table.model) for table in tables())
         return may_view and self.has_operate_change_permission(request)
 
     def get_search_results(

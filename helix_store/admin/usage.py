@@ -91,11 +91,9 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     @admin.display(description=_("session page"))
     def of_session(self, entry: UsageEntry) -> SafeString | str:
         # This needs no lookup: the key refers to a session, or is null after the session is deleted.
-        return (
-            NOTHING
-            if entry.session_id is None
-            else link(self.page_url(Session, entry.session_id), gettext("open"))
-        )
+        if entry.session_id is None:
+            return NOTHING
+        return link(self.page_url(Session, entry.session_id), gettext("open"))
 
     @admin.display(description=_("spent on"))
     def spent_on(self, entry: UsageEntry) -> SafeString | str:

@@ -11,7 +11,6 @@ from django.contrib.auth.models import Permission
 from django.db.models import Model
 from django.urls import reverse
 
-from helix_store.admin.export import exported_models
 from helix_store.catalogue import registered_tables
 from helix_store.models import Lock, Session, Stream
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
@@ -102,7 +101,7 @@ def test_an_export_is_of_one_tenant(browser: Browser) -> None:
 def test_an_export_needs_the_permission_to_view_all_that_it_contains(visitor: Browser) -> None:
     rows = _sessions(visitor, "one")
     permissions = Permission.objects.all()
-    names = [f"view_{model._meta.model_name}" for model in exported_models()]
+    names = [f"view_{table.model._meta.model_name}" for table in tables()]
     for missing in ("view_message", "change_session", None):
         given = {*names, "change_session"} - {missing}
         visitor.sign_in(*permissions.filter(codename__in=given))

@@ -17,11 +17,10 @@ from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import stamp
 from helix_store.catalogue import Table, tables
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.core.payloads import decode
-from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.items.rules import lane_name
 from helix_store.models import Item
-from helix_store.reports.previews import PREVIEW_SOURCE, message_start, payload_start
+from helix_store.reports.previews import payload_start, read_start
 
 _PAGE: Final = 25
 _LANES: Final = 50
@@ -104,11 +103,8 @@ def _shown(name: str) -> str:
 
 def _kind(start: str) -> str:
     """Return the type or role that an item specifies."""
-    try:
-        item = message_start(start) if len(start) > PREVIEW_SOURCE else decode(start)
-    except IntegrityFault:
-        return ""
-    said = [item.get(name) for name in ("type", "role")] if isinstance(item, dict) else []
+    item, _is_cut = read_start(start)
+    said = [] if item is None else [item.get(name) for name in ("type", "role")]
     return next((printable(word)[:_LONGEST_NAME] for word in said if isinstance(word, str) and word), "")
 
 

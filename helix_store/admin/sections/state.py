@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any, Final
 
 from django.db.models.functions import Length
@@ -49,10 +50,10 @@ class State(Section):
             context |= {"tree": tree(chosen), "path": printable(path)}
             context["whole_url"] = view.url() if path else ""
             if term := context["term"]:
-                found = matches(document, term, _MATCHES + 1)
+                found = list(islice(matches(document, term), _MATCHES + 1))
                 context["matches"] = [
-                    {"path": printable(each.path), "value": each.value, "url": view.url(at=each.path, q=term)}
-                    for each in found[:_MATCHES]
+                    {"path": printable(path), "value": value, "url": view.url(at=path, q=term)}
+                    for path, value in found[:_MATCHES]
                 ]
                 context["has_more_matches"] = len(found) > _MATCHES
         except (IntegrityFault, RecursionError):

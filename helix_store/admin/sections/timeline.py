@@ -86,7 +86,9 @@ class Timeline(Section):
             busy.append((now, now))
         scale = Scale(busy)
         steps = self._steps(view, shown) if view.may_view(Checkpoint) else []
-        _set_starts(steps, self._step_before(view, steps[0]) if steps else None, shown)
+        if steps:
+            earlier = view.steps.filter(version__lt=steps[0]["version"]).order_by("-version")
+            _set_starts(steps, earlier.values("run_id", "created_at").first(), shown)
         return {
             "rows": list(self._rows(view, scale, shown, steps, sub_agents, now)),
             "gaps": [_placed(scale, start, end) for start, end in scale.gaps],
@@ -111,10 +113,6 @@ class Timeline(Section):
         steps = view.steps.filter(run_id__in=[run["run_id"] for run in runs])
         columns = ("run_id", "step_id", "step_count", "created_at", "version")
         return list(steps.order_by("-version").values(*columns)[:_STEPS])[::-1]
-
-    def _step_before(self, view: SessionView, first: dict[str, Any]) -> Any:
-        steps = view.steps.filter(version__lt=first["version"])
-        return steps.order_by("-version").values("run_id", "created_at").first()
 
     def _sub_agents(self, view: SessionView, since: datetime) -> list[dict[str, Any]]:
         refs = view.rows(SubSessionRef).filter(created_at__gte=since)

@@ -33,6 +33,7 @@ from helix_store.sessions.approvals import (
     number_of_approvals,
     require_permitted,
 )
+from helix_store.sessions.tool_calls import ToolCalls
 
 _CALLS: Final = 50
 _STAGED: Final = 20
@@ -47,9 +48,7 @@ _REFUSALS: Final = {
 
 def open_calls(document: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the calls of a column that have no answer yet."""
-    calls = document if isinstance(document, dict) else {}
-    waiting = ((key, call) for key, call in calls.items() if isinstance(call, dict))
-    return [(key, call) for key, call in waiting if "submitted_at" not in call]
+    return list(ToolCalls(document if isinstance(document, dict) else {}, {}).unanswered.items())
 
 
 class Waits(Section):
