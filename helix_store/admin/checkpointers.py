@@ -20,10 +20,9 @@ from helix_store.admin.base import OF_SESSION
 from helix_store.admin.checkpoints import claim_of
 from helix_store.admin.columns import column, number
 from helix_store.admin.elements import NOTHING, link, narrow, one_line, short_id, stacked
-from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import ChangedFilter, TenantFilter
 from helix_store.admin.operating import list_action
-from helix_store.admin.session_table import SessionTable
+from helix_store.admin.session_table import SessionTable, export_sessions
 from helix_store.checkpointers.graph.types import GRAPH_AGENT_TYPE
 from helix_store.checkpointers.snapshots.rules import SNAPSHOT_AGENT_TYPE
 from helix_store.models import Checkpoint, CheckpointKind, Session

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib.admin import AdminSite
-from django.contrib.admin.sites import all_sites, site
-from django.http import HttpRequest
-from django.urls import NoReverseMatch, URLResolver, path, reverse
+from django.contrib.admin.sites import site
+from django.urls import URLResolver, path
 from django.utils.text import format_lazy
 
 from helix_store.admin.base import ReadOnlyAdmin
@@ -31,19 +28,3 @@ class DatabaseSite(AdminSite):
 def database_sites() -> list[URLResolver]:
     """Return URL patterns, for ``include``, of a site for each database that the app is migrated to."""
     return [path(f"{alias}/", DatabaseSite(alias).urls) for alias in app_aliases()]
-
-
-def database_links(request: HttpRequest) -> list[dict[str, Any]]:
-    """Return links to this page in the sites of all databases, or none without several such sites."""
-    match = request.resolver_match
-    if match is None:
-        return []
-    links = []
-    for each in sorted((each for each in all_sites if isinstance(each, DatabaseSite)), key=lambda s: s.name):
-        try:
-            url = reverse(f"{each.name}:{match.url_name}", args=match.args, kwargs=match.kwargs)
-        except NoReverseMatch:
-            continue
-        is_current = getattr(request, "current_app", None) == each.name
-        links.append({"database": each.database, "url": url, "is_current": is_current})
-    return links if len(links) > 1 else []

@@ -1,4 +1,4 @@
-"""The admin of messages: the list with a preview of each message, and the page of one message."""
+"""The admin of messages, and of items in lanes: the list with the start of each, and the page of one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.columns import column, json_column, own_column
-from helix_store.admin.elements import note, one_line, text_block
+from helix_store.admin.elements import NOTHING, identifier, note, one_line, text_block
 from helix_store.admin.times import stamp
-from helix_store.models import Message
-from helix_store.reports.payloads import payload_of
-from helix_store.reports.previews import message_parts, payload_start, read_start, said_at_start
+from helix_store.models import Item, Message
+from helix_store.reports.payloads import message_parts, payload_of, payload_start, read_start, said_at_start
 
 PREVIEW_LENGTH: Final = 180
 
@@ -49,3 +48,30 @@ def message_preview(start: str) -> str | None:
     """Return the text of a message in one line, or ``None``. ``start`` is the start of its stored text."""
     said = said_at_start(start)
     return None if said is None else one_line(said, PREVIEW_LENGTH)
+
+
+# --- Items in a session's lanes
+
+
+def item_preview(start: str) -> str:
+    """Return an item's text if it is a message, otherwise its JSON. ``start`` is the start of its text."""
+    return message_preview(start) or one_line(start, PREVIEW_LENGTH)
+
+
+@admin.register(Item)
+class ItemAdmin(SessionChildAdmin):
+    list_display = ("lane_name", "item_key", "preview", "of_session", "written_at")
+    list_display_links = ("lane_name", "preview")
+    list_texts = {"payload_start": payload_start()}
+    ordering = ("-pk",)
+    order_of_session = ("session_id", "lane", "pk")
+    fields = ("of_session", "lane_name", "item_key", "written_at", "document")
+
+    lane_name = column("lane", _("lane"), lambda lane: identifier(lane or NOTHING))
+    item_key = column("key", _("key"), lambda key: identifier(key or NOTHING))
+    written_at = column("created_at", _("created"), stamp)
+    document = json_column("payload", _("as stored"))
+
+    @admin.display(description=_("message"))
+    def preview(self, item: Any) -> SafeString | str:
+        return item_preview(item.payload_start)

@@ -15,7 +15,6 @@ from helix_store.actions.sessions import DELETE, MARK_FAILED, Interrupt
 from helix_store.admin.checkpointers import GraphSessions, SnapshotThreads
 from helix_store.admin.columns import column, dollars, number, own_column
 from helix_store.admin.elements import badge, narrow, one_line, stacked
-from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import (
     ORDERS,
     AgentTypeFilter,
@@ -30,7 +29,7 @@ from helix_store.admin.filters import (
 from helix_store.admin.operating import list_action
 from helix_store.admin.reasons import read_open_tools, reason_of
 from helix_store.admin.session_page import CHILDREN_OF, SessionPage
-from helix_store.admin.session_table import SessionTable
+from helix_store.admin.session_table import SessionTable, export_sessions
 from helix_store.core.transcript import ConversationMessage
 from helix_store.models import Session, UsageEntry
 from helix_store.reports.conversations import line_of, outlined

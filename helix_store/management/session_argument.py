@@ -1,15 +1,12 @@
-"""Arguments of commands that select a session, a call or a checkpoint, by an id or its start, and times."""
+"""Arguments of commands that select a session, a call or a checkpoint, by an id or the start of an id."""
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from django.core.management.base import CommandError
-from django.utils import timezone
 
 from helix_store.core import validation
 from helix_store.core.ids import parse_checkpoint_id
@@ -132,17 +129,6 @@ def chosen_call(store: DatabaseStateStore, session_id: str, text: str | None) ->
 def _approval_id(call: Any) -> str | None:
     found = call.get("approval_id") if isinstance(call, Mapping) else None
     return found if isinstance(found, str) else None
-
-
-def time_argument(text: str) -> datetime:
-    """Parse an ISO 8601 date or time for argparse, in the project's time zone unless it specifies one."""
-    try:
-        value = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(
-            f"expected a date or time such as 2026-11-22T12:00, got {text!r}"
-        ) from exc
-    return value if value.tzinfo else timezone.make_aware(value)
 
 
 # --- Checkpoints

@@ -29,6 +29,17 @@ def time_or_age(text: str) -> datetime | timedelta:
     return value
 
 
+def time_argument(text: str) -> datetime:
+    """Parse an ISO 8601 date or time for argparse, in the project's time zone unless it specifies one."""
+    try:
+        value = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(
+            f"expected a date or time such as 2026-11-22T12:00, got {text!r}"
+        ) from exc
+    return value if value.tzinfo else timezone.make_aware(value)
+
+
 def age_in_days(text: str) -> timedelta:
     """Parse a whole number of days for argparse."""
     try:

@@ -15,7 +15,7 @@ from helix_store.core.transcript import ConversationMessage, Part, parts_of
 from helix_store.core.types import SessionHead
 from helix_store.engine.database import Database
 from helix_store.models import Message, Session
-from helix_store.reports.previews import payload_start, read_start
+from helix_store.reports.payloads import payload_start, read_start
 
 _PLACE: Final = ("tenant", "session_id", "pk")
 

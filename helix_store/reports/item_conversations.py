@@ -17,7 +17,7 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Item
-from helix_store.reports.previews import PREVIEW_SOURCE, payload_start, read_start, start_text
+from helix_store.reports.payloads import PREVIEW_SOURCE, payload_start, read_start, start_text
 
 _MOST_COUNTED: Final = 1_000
 _MOST_THREADS: Final = 50

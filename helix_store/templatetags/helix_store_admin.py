@@ -6,8 +6,9 @@ from typing import Any
 
 from django import template
 from django.contrib.admin.sites import all_sites, site
+from django.urls import NoReverseMatch, reverse
 
-from helix_store.admin.databases import database_links
+from helix_store.admin.databases import DatabaseSite
 from helix_store.admin.start import Tile, start_tiles
 
 register = template.Library()
@@ -24,5 +25,17 @@ def helix_start_tiles(context: Any) -> list[Tile]:
 
 @register.simple_tag(takes_context=True)
 def helix_databases(context: Any) -> list[dict[str, Any]]:
-    """Return links to this page in each database."""
-    return database_links(context["request"])
+    """Return links to this page in the sites of all databases, or none without several such sites."""
+    request = context["request"]
+    match = request.resolver_match
+    if match is None:
+        return []
+    links = []
+    for each in sorted((each for each in all_sites if isinstance(each, DatabaseSite)), key=lambda s: s.name):
+        try:
+            url = reverse(f"{each.name}:{match.url_name}", args=match.args, kwargs=match.kwargs)
+        except NoReverseMatch:
+            continue
+        is_current = getattr(request, "current_app", None) == each.name
+        links.append({"database": each.database, "url": url, "is_current": is_current})
+    return links if len(links) > 1 else []

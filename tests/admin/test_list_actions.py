@@ -11,7 +11,7 @@ from django.contrib.auth.models import Permission
 from django.db.models import Model
 from django.urls import reverse
 
-from helix_store.catalogue import registered_tables
+from helix_store.catalogue import registered_tables, tables
 from helix_store.models import Lock, Session, Stream
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from tests.admin.conftest import Browser

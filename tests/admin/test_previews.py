@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helix_store.admin.messages import message_preview
 from helix_store.core.payloads import encode
 from helix_store.core.transcript import parts_of
-from helix_store.reports.previews import PREVIEW_SOURCE, read_start
+from helix_store.reports.payloads import PREVIEW_SOURCE, read_start
 
 
 def _preview(message: Any) -> str | None:

@@ -21,7 +21,7 @@ from helix_store.core.usage import rounded_cost
 from helix_store.exceptions import HelixStoreError
 from helix_store.models import Checkpoint, Message, UsageEntry
 from helix_store.reports.conversations import conversations_of
-from helix_store.reports.previews import payload_start, read_start
+from helix_store.reports.payloads import payload_start, read_start
 
 _PAGE: Final = 40
 _SOURCE: Final = 12_000

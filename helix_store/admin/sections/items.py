@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import identifier, link, printable
-from helix_store.admin.items import item_preview
+from helix_store.admin.messages import item_preview
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import stamp
 from helix_store.catalogue import Table, tables
@@ -20,7 +20,7 @@ from helix_store.core.limits import MAX_BIGINT
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.items.rules import lane_name
 from helix_store.models import Item
-from helix_store.reports.previews import payload_start, read_start
+from helix_store.reports.payloads import payload_start, read_start
 
 _PAGE: Final = 25
 _LANES: Final = 50

@@ -16,8 +16,7 @@ from helix_store.admin.elements import NOTHING, identifier, json_block, link, no
 from helix_store.admin.times import stamp
 from helix_store.contrib.pydantic_ai.conversation import entry_message
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
-from helix_store.reports.payloads import payload_of
-from helix_store.reports.previews import PREVIEW_SOURCE, payload_start
+from helix_store.reports.payloads import PREVIEW_SOURCE, payload_of, payload_start
 
 _PREVIEW_LENGTH: Final = 180
 

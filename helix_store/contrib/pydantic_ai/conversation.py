@@ -16,7 +16,7 @@ from helix_store.core.transcript import ConversationMessage, parts_of
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import is_in_list, list_parameter
 from helix_store.engine.statement import Statement, table
-from helix_store.reports.previews import PREVIEW_SOURCE, read_start, start_text
+from helix_store.reports.payloads import PREVIEW_SOURCE, read_start, start_text
 
 _MOST_COUNTED: Final = 100
 """The maximum number of entries of a conversation that a list of sessions reads."""

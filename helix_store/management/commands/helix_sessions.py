@@ -23,13 +23,7 @@ from helix_store.engine.database import Database
 from helix_store.management.base import WrongUsage, add_limit_argument, at_least
 from helix_store.management.output import Column
 from helix_store.management.parts import ActingCommand
-from helix_store.management.session_argument import (
-    chosen_call,
-    chosen_session,
-    directory_of,
-    time_argument,
-    whole_id,
-)
+from helix_store.management.session_argument import chosen_call, chosen_session, directory_of, whole_id
 from helix_store.management.session_page import (
     POST_COLUMNS,
     SESSION_COLUMNS,
@@ -38,6 +32,7 @@ from helix_store.management.session_page import (
     tree_lines,
 )
 from helix_store.management.text import visible
+from helix_store.management.times import time_argument
 from helix_store.reports.conversations import outlines_of_heads
 from helix_store.reports.markdown import conversation_as_markdown
 from helix_store.reports.session import nodes_of, session_report, session_tree
