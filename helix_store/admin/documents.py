@@ -76,7 +76,8 @@ def _count(value: Any, limit: int) -> int:
 
 def _node(value: Any, bounds: _Bounds, depth: int, is_open: bool) -> SafeString:
     if not isinstance(value, dict | list) or not value:
-        return _leaf(value, bounds.text)
+        kind = "text" if isinstance(value, str) else "value"
+        return format_html('<code class="helix-{}-leaf">{}</code>', kind, short(value, bounds.text))
     if depth == bounds.depth:
         return format_html('<code class="helix-value">{}</code>', printable(json_start(value, _TEXT)[0]))
     items: Iterator[tuple[Any, Any]] = iter(value.items() if isinstance(value, dict) else enumerate(value))
@@ -109,11 +110,6 @@ def _row(key: Any, child: Any, bounds: _Bounds, depth: int, is_open: bool) -> Sa
     return format_html(
         '<span class="helix-{}">{}</span> {}', kind, shown, _node(child, bounds, depth, is_open)
     )
-
-
-def _leaf(value: Any, limit: float) -> SafeString:
-    kind = "text" if isinstance(value, str) else "value"
-    return format_html('<code class="helix-{}-leaf">{}</code>', kind, short(value, limit))
 
 
 def short(value: Any, limit: float = _TEXT) -> str:

@@ -43,7 +43,9 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
     if not words or not is_searchable(term):
         return Found(None if is_searchable(term) else set())
     start, end = term.strip(), term.strip() + _LAST_CHARACTER
-    newest, is_bounded = _searchable(sessions)
+    db = Database(sessions.db, "")
+    has_index = db.is_postgresql and db.read(HAS_INDEX, {}) == [(True,)]
+    newest, is_bounded = (sessions, False) if has_index else _newest(sessions)
     tenants = known_tenants(Session, sessions.db)
     indexed = of_tenants(sessions, tenants) if len(tenants) <= MOST_TENANTS else sessions
     by_index = [indexed.filter(session_id__gte=start, session_id__lt=end)]
@@ -66,14 +68,7 @@ def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
     return sessions.filter(has_tag(tag))
 
 
-def _searchable(sessions: QuerySet[Any]) -> tuple[QuerySet[Any], bool]:
-    """Return the sessions in which words are looked up, and whether these are only the newest."""
-    db = Database(sessions.db, "")
-    if db.is_postgresql and db.read(HAS_INDEX, {}) == [(True,)]:
-        return sessions, False
-    return _newest(sessions)
-
-
 def _newest(sessions: QuerySet[Any]) -> tuple[QuerySet[Any], bool]:
+    """Return the newest sessions, and whether there are others."""
     highest = Session.objects.using(sessions.db).aggregate(key=Max("pk"))["key"] or 0
     return sessions.filter(pk__gt=highest - NEWEST_SEARCHED), highest > NEWEST_SEARCHED

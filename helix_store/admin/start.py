@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
 from django.contrib.admin import AdminSite
 from django.db.models import F, Max, QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -34,6 +32,7 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import NoIndexHint
 from helix_store.models import Lock, Post, Run, Session, UsageEntry
 from helix_store.reports.payloads import said_by, start_of, without_payloads
+from helix_store.reports.times import project_zone
 from helix_store.sessions.database.posts import find_due_sessions
 from helix_store.usage.reports import usage_report
 
@@ -200,8 +199,7 @@ def _failed(page: ReadOnlyAdmin, sessions: Any) -> Tile:
 
 def _spent(page: ReadOnlyAdmin) -> Tile:
     first = start_of_day(days_ago=_DAYS - 1)
-    zone = ZoneInfo(timezone.get_default_timezone_name())
-    report = usage_report(by="day", using=page.alias, date_from=first, zone=zone, limit=_DAYS)
+    report = usage_report(by="day", using=page.alias, date_from=first, zone=project_zone(), limit=_DAYS)
     costs = {group.group: group.cost_usd for group in report.groups}
     days = [str(start_of_day(days_ago=ago).date()) for ago in range(_DAYS - 1, -1, -1)]
     week = [costs.get(day, 0) for day in days]

@@ -12,7 +12,6 @@ from zoneinfo import ZoneInfo
 from django import forms
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
@@ -25,6 +24,7 @@ from helix_store.core import validation
 from helix_store.core.usage import UsageGroup, UsageReport, rounded_cost
 from helix_store.exceptions import InvalidPayload
 from helix_store.models import UsageEntry
+from helix_store.reports.times import project_zone
 from helix_store.usage.reports import csv_rows, usage_report
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _period(days: int) -> dict[str, str]:
 
 
 def _report(using: str, by: str, given: Mapping[str, Any], *, limit: int) -> UsageReport:
-    zone = ZoneInfo(timezone.get_default_timezone_name())
+    zone = project_zone()
     return usage_report(
         by=by,
         using=using,
@@ -154,7 +154,6 @@ def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[s
     """Return a grouping on the page."""
     in_dollars = bool(report.total.cost_usd)
     highest = max((_size(group, in_dollars) for group in report.groups), default=0)
-    groups = _every_day(report, given) if by == "day" else report.groups
     asked = {name: value for name, value in given.items() if value}
     return {
         "heading": GROUPINGS[by],
@@ -169,7 +168,7 @@ def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[s
             }
             for group in report.groups
         ],
-        "chart": _chart(groups, in_dollars) if by == "day" and groups else "",
+        "chart": _chart(report, given, in_dollars) if by == "day" else "",
         "csv_url": f"{page.view_url(UsageEntry, 'csv')}?{urlencode({**asked, 'by': by})}",
         "left_out": report.group_count - len(report.groups),
     }
@@ -184,22 +183,18 @@ def _name_of(group: UsageGroup) -> str:
     return f"{name} ({one_line(group.tenant, _NAME_LENGTH)})" if group.tenant else name
 
 
-def _every_day(report: UsageReport, given: Mapping[str, Any]) -> list[UsageGroup | str]:
-    """Return the days of the period in order. A day without usage has only its name."""
+def _chart(report: UsageReport, given: Mapping[str, Any], in_dollars: bool) -> SafeString:
+    """Return a column for each day of the period, with or without usage."""
     found = {group.group: group for group in report.groups}
-    count = (given["until"] - given["since"]).days + 1
-    days = (str(given["since"] + timedelta(days=number)) for number in range(count))
-    return [found.get(day, day) for day in days]
-
-
-def _chart(days: list[Any], in_dollars: bool) -> SafeString:
-    def column(day: UsageGroup | str) -> tuple[str, float, str]:
-        if isinstance(day, str):
-            return day, 0.0, day
-        shown = f"${rounded_cost(day.cost_usd)}" if in_dollars else f"{day.tokens.total:,}"
-        return str(day.group), _size(day, in_dollars), f"{day.group}: {shown}"
-
-    return columns([column(day) for day in days])
+    drawn = []
+    for days in range((given["until"] - given["since"]).days + 1):
+        day = str(given["since"] + timedelta(days=days))
+        size, text = 0.0, day
+        if (group := found.get(day)) is not None:
+            shown = f"${rounded_cost(group.cost_usd)}" if in_dollars else f"{group.tokens.total:,}"
+            size, text = _size(group, in_dollars), f"{day}: {shown}"
+        drawn.append((day, size, text))
+    return columns(drawn)
 
 
 class _Line:

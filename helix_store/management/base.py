@@ -153,8 +153,9 @@ class StoreCommand(BaseCommand):
         try:
             super().execute(*args, **options)
         except BrokenPipeError:
-            # The reader has closed the pipe, as `head` does.
-            _forget_stdout()
+            # The reader has closed the pipe, as `head` does, but the interpreter flushes the buffer at exit.
+            with suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
         except self.usage_errors as exc:
             raise WrongUsage(str(exc)) from exc
@@ -346,12 +347,6 @@ def _chosen_databases(options: Mapping[str, Any]) -> list[str]:
         if alias not in connections:
             raise WrongUsage(f"There is no database {alias!r} in DATABASES.")
     return aliases
-
-
-def _forget_stdout() -> None:
-    """Discard the buffer that the interpreter flushes when it exits."""
-    with suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def at_least(minimum: int) -> Callable[[str], int]:

@@ -31,7 +31,7 @@ _CODES: Final[dict[str, int]] = {
     "blue": 34,
     "cyan": 36,
 }
-_STYLES_OF_STATUSES: Final[dict[str, Style]] = {
+STATUS_STYLES: Final[dict[str, Style]] = {
     "active": "cyan",
     "running": "cyan",
     "paused": "yellow",
@@ -43,6 +43,7 @@ _STYLES_OF_STATUSES: Final[dict[str, Style]] = {
     "ended": "green",
     "failed": "red",
 }
+"""The colours of the statuses of sessions, runs and streams."""
 
 
 def terminal_width() -> int:
@@ -70,11 +71,6 @@ class Layout:
 
 
 _UNLIMITED: Final = Layout()
-
-
-def status_style(status: str) -> Style | None:
-    """Return the colour for the status of a session, run or stream."""
-    return _STYLES_OF_STATUSES.get(status)
 
 
 def cell(value: Any) -> str:

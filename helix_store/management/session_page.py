@@ -11,7 +11,7 @@ from helix_store.catalogue import ConversationPage, Outline
 from helix_store.core.transcript import Part, Turn, paired, turns
 from helix_store.core.types import Run, SessionHead, SessionState
 from helix_store.core.usage import UsageRollup
-from helix_store.management.output import Column, Layout, Style, cell, pairs, status_style, table
+from helix_store.management.output import STATUS_STYLES, Column, Layout, Style, cell, pairs, table
 from helix_store.management.spending_tables import budgets_table, stopped
 from helix_store.management.text import cut, visible, wrapped
 from helix_store.reports.session import SessionReport
@@ -39,7 +39,7 @@ SESSION_COLUMNS: Final = (
     Column("session", attrgetter("head.session_id"), cut="id", minimum=16),
     Column("tenant", lambda row: row.tenant or None, cut="middle", minimum=6, may_be_empty=True),
     Column("agent type", attrgetter("head.agent_type"), minimum=6),
-    Column("status", attrgetter("head.status.value"), cut="never", style=status_style),
+    Column("status", attrgetter("head.status.value"), cut="never", style=STATUS_STYLES.get),
     Column("user", attrgetter("head.user_id"), cut="middle", minimum=6, is_optional=True, may_be_empty=True),
     Column("steps", attrgetter("head.step_count"), cut="never", right=True, is_optional=True),
     Column("msgs", lambda row: _message_count(row), cut="never", right=True, is_optional=True),
@@ -50,7 +50,7 @@ CHECKPOINT_COLUMNS: Final = (
     Column("checkpoint", attrgetter("checkpoint_id"), cut="middle", minimum=16),
     Column("step", attrgetter("step_id"), minimum=6),
     Column("steps", attrgetter("step_count"), cut="never", right=True),
-    Column("status", attrgetter("status.value"), cut="never", style=status_style),
+    Column("status", attrgetter("status.value"), cut="never", style=STATUS_STYLES.get),
     Column("msgs", attrgetter("message_count"), cut="never", right=True),
     Column("created", attrgetter("created_at"), cut="never"),
 )
@@ -70,7 +70,7 @@ _WAITING_POST_COLUMNS: Final = (
 _RUN_COLUMNS: Final = (
     Column("turn", attrgetter("turn"), cut="never", right=True),
     Column("run", attrgetter("run_id"), cut="id", minimum=8),
-    Column("status", attrgetter("status.value"), minimum=11, style=status_style),
+    Column("status", attrgetter("status.value"), minimum=11, style=STATUS_STYLES.get),
     Column("steps", attrgetter("step_count"), cut="never", right=True),
     Column("started", attrgetter("started_at"), cut="never"),
     Column("reason", lambda run: _reason(run), minimum=6),
@@ -79,7 +79,7 @@ _RUN_COLUMNS: Final = (
 _REF_COLUMNS: Final = (
     Column("sub-session", attrgetter("sub_session_id"), cut="id", minimum=36),
     Column("agent type", attrgetter("agent_type")),
-    Column("status", attrgetter("status"), style=status_style),
+    Column("status", attrgetter("status"), style=STATUS_STYLES.get),
     Column("location", attrgetter("location"), cut="never"),
     Column("tool call", attrgetter("parent_tool_call_id"), cut="middle"),
 )
@@ -282,7 +282,7 @@ def tree_lines(root: TreeNode, layout: Layout) -> Iterator[str]:
         status = node.status or NOTHING
         facts = [node.agent_type, status, *_facts(node)]
         line = layout.fitted(f"{branches}{cell(node.session_id)}  {'  '.join(map(cell, facts))}")
-        style = status_style(status)
+        style = STATUS_STYLES.get(status)
         shown = cell(status)
         yield line if style is None else line.replace(f"  {shown}", f"  {layout.coloured(shown, style)}", 1)
 

@@ -51,9 +51,12 @@ def days_table(report: UsageReport, layout: Layout, *, zone: str) -> str:
     ]
     texts.append(["total", next(costs), *_short_counts(report.total)])
     headings = [f"day ({zone})", "cost USD", "tokens", "entries"]
-    used = sum(_widths([headings, *texts])) + len(headings) * _GAP
+    widths = (max(map(width_of, column)) for column in zip(headings, *texts, strict=True))
+    used = sum(widths) + len(headings) * _GAP
     room = _BAR_WITHOUT_END if layout.width is None else max(layout.width - used, _SMALLEST_BAR)
-    bars = [*_bars(days, room, by_cost=bool(report.total.cost_usd)), ""]
+    by_cost = bool(report.total.cost_usd)
+    values = [0.0 if day is None else float(day.cost_usd if by_cost else day.tokens.total) for day in days]
+    bars = [*(bar(value, maximum=max(values), width=room) for value in values), ""]
     columns = [
         Column(heading=headings[0], cut="never"),
         *(Column(heading=heading, cut="never", right=True) for heading in headings[1:]),
@@ -94,15 +97,6 @@ def _aligned(costs: Iterable[Decimal | None]) -> list[str]:
     texts = ["unknown" if cost is None else rounded_cost(cost) for cost in costs]
     places = max(len(text.partition(".")[2]) for text in texts)
     return [text + " " * (places - len(text.partition(".")[2])) if "." in text else text for text in texts]
-
-
-def _widths(rows: Iterable[Sequence[str]]) -> list[int]:
-    return [max(map(width_of, column)) for column in zip(*rows, strict=True)]
-
-
-def _bars(days: Iterable[UsageGroup | None], width: int, *, by_cost: bool) -> list[str]:
-    values = [0.0 if day is None else float(day.cost_usd if by_cost else day.tokens.total) for day in days]
-    return [bar(value, maximum=max(values), width=width) for value in values]
 
 
 def _without_gaps(groups: Iterable[UsageGroup]) -> Iterator[UsageGroup | None]:

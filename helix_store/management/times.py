@@ -6,7 +6,6 @@ import argparse
 import re
 from datetime import datetime, timedelta, tzinfo
 from typing import Final
-from zoneinfo import ZoneInfo
 
 from django.utils import timezone
 
@@ -56,8 +55,3 @@ def moment_of(value: datetime | timedelta, zone: tzinfo) -> datetime:
     if isinstance(value, timedelta):
         return moments.now() - value
     return value.replace(tzinfo=zone) if value.tzinfo is None else value
-
-
-def project_zone() -> ZoneInfo:
-    """Return the time zone of the project, ``TIME_ZONE``."""
-    return ZoneInfo(timezone.get_default_timezone_name())

@@ -1,15 +1,21 @@
-"""Times as text, in the project's time zone."""
+"""The project's time zone, and times as text in it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Final
+from zoneinfo import ZoneInfo
 
 from django.utils import timezone
 
 NOTHING: Final = "-"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def project_zone() -> ZoneInfo:
+    """Return the time zone of the project, ``TIME_ZONE``."""
+    return ZoneInfo(timezone.get_default_timezone_name())
 
 
 def moment(value: datetime | None, *, seconds: bool = False) -> str:

@@ -36,14 +36,8 @@ DOCUMENT_LIMIT = 200_000
 _LONGEST_PARAMETER = 2_000
 
 
-class Unreadable:
-    """A falsy value for a stored document that cannot be shown."""
-
-    def __bool__(self) -> bool:
-        return False
-
-
-UNREADABLE, TOO_LONG = Unreadable(), Unreadable()
+UNREADABLE, TOO_LONG = object(), object()
+"""The values in place of a stored document that cannot be shown."""
 
 
 @dataclass

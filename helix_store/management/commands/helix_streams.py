@@ -22,11 +22,12 @@ from helix_store.management.base import (
     add_limit_argument,
     at_least,
 )
-from helix_store.management.output import Column, status_style
+from helix_store.management.output import STATUS_STYLES, Column
 from helix_store.management.parts import StoreCommandWithParts
 from helix_store.management.session_argument import only_tenant, tenant_argument
 from helix_store.management.text import visible
-from helix_store.management.times import moment_of, project_zone, time_or_age
+from helix_store.management.times import moment_of, time_or_age
+from helix_store.reports.times import project_zone
 from helix_store.stores import DatabaseStreamManager
 from helix_store.streams.listing import ListedStream, StreamList, WriterState, list_streams, tenants_of_stream
 from helix_store.streams.pruning import prune_batches
@@ -37,7 +38,7 @@ _LONGEST_PAGE: Final = 200
 _COLUMNS: Final = (
     Column("tenant", attrgetter("tenant"), cut="middle"),
     Column("stream", attrgetter("stream_id"), cut="id", minimum=36),
-    Column("status", attrgetter("status.value"), cut="never", style=status_style),
+    Column("status", attrgetter("status.value"), cut="never", style=STATUS_STYLES.get),
     Column("chunks", lambda stream: f"{stream.chunk_count:,}", cut="never", right=True),
     Column("last", lambda stream: f"{stream.last_sequence:,}", cut="never", right=True),
     Column("age", lambda stream: _age(stream.age_seconds), cut="never", right=True),

@@ -17,8 +17,9 @@ from helix_store.core.usage import UsageReport, UsageReportGrouping
 from helix_store.exceptions import InvalidPayload
 from helix_store.management.base import StoreCommand, WrongUsage, at_least, refuse_options
 from helix_store.management.spending_tables import budgets_table, days_table, groups_table
-from helix_store.management.times import moment_of, project_zone, time_or_age
+from helix_store.management.times import moment_of, time_or_age
 from helix_store.reports.budgets import all_reports
+from helix_store.reports.times import project_zone
 from helix_store.usage.reports import csv_rows, time_zone, usage_report
 
 _NOT_FOR_BUDGETS: Final = ("since", "until", "zone", "agent_type", "user", "model", "limit", "csv")
