@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helix_store.management.output import (
+    STATUS_STYLES,
     Column,
     Layout,
     ProgressBar,
     bar,
     cell,
     pairs,
-    status_style,
     table,
     terminal_width,
 )
@@ -29,7 +29,7 @@ ON = Layout(80, has_colours=True)
 
 COLUMNS = [
     Column(heading="session", cut="middle"),
-    Column(heading="status", cut="never", style=status_style),
+    Column(heading="status", cut="never", style=STATUS_STYLES.get),
     Column(heading="title"),
     Column(heading="steps", cut="never", right=True),
     Column(heading="updated", cut="never"),
