@@ -126,34 +126,31 @@ class Action:
         """
 
         def recorded() -> Outcome:
+            if self.guard is not None:
+                self._require_unchanged(row, self.guard, expected)
             outcome = self.call(row, {**given, "actor": user})
             if outcome.is_done:
                 record(outcome)
             return outcome
 
-        def guarded() -> Outcome:
-            self._require_unchanged(row, alias, expected)
-            return recorded()
-
         try:
             if row is None:
                 return recorded()
             alias = router.db_for_write(type(row), instance=row)
-            return Database(alias, getattr(row, "tenant", ""), None).transaction(guarded)
+            return Database(alias, getattr(row, "tenant", ""), None).transaction(recorded)
         except HelixStoreError as error:
             return Outcome(message=in_words(error), is_done=False, level=levels.ERROR)
 
-    def _require_unchanged(self, row: Any, alias: str, expected: str) -> None:
+    def _require_unchanged(self, row: Any, guard: str, expected: str) -> None:
         """Lock the row. Raise `ConflictError` or `StaleStateError` if it has changed since it was shown."""
-        if self.guard is None:
-            return
-        rows = type(row)._base_manager.using(alias).select_for_update(no_key=True).order_by()
-        current = rows.filter(pk=row.pk).values_list(self.guard, flat=True).first()
+        rows = type(row)._base_manager.using(router.db_for_write(type(row), instance=row))
+        locked = rows.select_for_update(no_key=True).order_by().filter(pk=row.pk)
+        current = locked.values_list(guard, flat=True).first()
         if current is None and expected != str(None):
             raise NotFoundError
         if str(current) == expected:
             return
-        if self.guard == "version" and expected.isascii() and expected.isdigit() and len(expected) < 20:
+        if guard == "version" and expected.isascii() and expected.isdigit() and len(expected) < 20:
             raise StaleStateError(int(expected), current)
         raise ConflictError
 

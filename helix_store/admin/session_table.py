@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
@@ -85,15 +84,11 @@ class SessionTable(OperatedAdmin):
 
     @admin.display(description=_("updated"))
     def changed(self, session: Session) -> SafeString:
-        expiry = ""
-        if session.expires_at is not None and session.status not in TERMINAL_STATUSES:
-            expiry = format_html('<span class="helix-under">{}</span>', _expiry(session.expires_at))
+        expiry, at = "", session.expires_at
+        if at is not None and session.status not in TERMINAL_STATUSES:
+            words = gettext("expired {}") if at <= moments.now() else gettext("expires {}")
+            expiry = format_html('<span class="helix-under">{}</span>', format_html(words, distance(at)))
         return format_html("{}{}", distance(session.updated_at), expiry)
-
-
-def _expiry(at: datetime) -> SafeString:
-    words = gettext("expired {}") if at <= moments.now() else gettext("expires {}")
-    return format_html(words, distance(at))
 
 
 # --- The download of sessions with all their data, as JSON Lines that ``helix_import`` reads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime
 from operator import or_
 from typing import Final
 
@@ -15,8 +16,9 @@ from helix_store.core.transcript import ConversationMessage, Part, parts_of
 from helix_store.core.types import SessionHead
 from helix_store.engine.database import Database
 from helix_store.models import Message, Session
-from helix_store.reports.payloads import payload_start, read_start
+from helix_store.reports.payloads import PREVIEW_SOURCE, payload_start, read_start
 
+MESSAGE_COLUMNS: Final = ("sequence", "role", "created_at")
 _PLACE: Final = ("tenant", "session_id", "pk")
 
 
@@ -87,18 +89,23 @@ def _last_messages(db: Database, counts: Mapping[int, int]) -> dict[int, Convers
     newest = (Q(session=key, sequence=count) for key, count in counts.items())
     # With a join, PostgreSQL would read all messages of these sessions.
     rows = Message.objects.using(db.alias).filter(functools.reduce(or_, newest))
-    columns = ("session_id", "sequence", "role", "created_at", payload_start())
-    found = {}
-    for key, sequence, role, at, start in db.query(lambda: list(rows.values_list(*columns))):
-        message, is_cut = read_start(start)
-        found[key] = ConversationMessage(
-            number=sequence,
-            role=role,
-            parts=None if message is None else parts_of(message),
-            at=at,
-            is_cut=is_cut,
-        )
-    return found
+    columns = ("session_id", *MESSAGE_COLUMNS, payload_start())
+    return {key: stored_message(*row) for key, *row in db.query(lambda: list(rows.values_list(*columns)))}
+
+
+def stored_message(
+    sequence: int,
+    role: str,
+    at: datetime,
+    start: str,
+    *,
+    limit: int = PREVIEW_SOURCE,
+    row: tuple[type[Model], int] | None = None,
+) -> ConversationMessage:
+    """Return a message of the store from its `MESSAGE_COLUMNS` and its `payload_start` of this limit."""
+    message, is_cut = read_start(start, limit)
+    parts = None if message is None else parts_of(message)
+    return ConversationMessage(number=sequence, role=role, parts=parts, at=at, is_cut=is_cut, row=row)
 
 
 def line_of(parts: Iterable[Part]) -> str:

@@ -15,13 +15,13 @@ from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import clock, duration, stamp
 from helix_store.catalogue import Conversation as Stored
 from helix_store.catalogue import ConversationPage, ConversationStep, conversations
-from helix_store.core.transcript import ConversationMessage, Part, TurnPart, paired, parts_of
+from helix_store.core.transcript import ConversationMessage, Part, TurnPart, paired
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import rounded_cost
 from helix_store.exceptions import HelixStoreError
 from helix_store.models import Checkpoint, Message, UsageEntry
-from helix_store.reports.conversations import conversations_of
-from helix_store.reports.payloads import payload_start, read_start
+from helix_store.reports.conversations import MESSAGE_COLUMNS, conversations_of, stored_message
+from helix_store.reports.payloads import payload_start
 
 _PAGE: Final = 40
 _SOURCE: Final = 12_000
@@ -94,17 +94,9 @@ class Conversation(Section):
 
     def _messages(self, view: SessionView, first: int) -> list[ConversationMessage]:
         rows = view.rows(Message).filter(sequence__gte=first, sequence__lt=first + _PAGE)
-        columns = ("pk", "sequence", "role", "created_at", payload_start(_SOURCE))
-        messages = []
-        for key, sequence, role, at, start in rows.order_by("sequence").values_list(*columns):
-            message, is_cut = read_start(start, _SOURCE)
-            parts = None if message is None else parts_of(message)
-            messages.append(
-                ConversationMessage(
-                    number=sequence, role=role, parts=parts, at=at, is_cut=is_cut, row=(Message, key)
-                )
-            )
-        return messages
+        columns = ("pk", *MESSAGE_COLUMNS, payload_start(_SOURCE))
+        found = rows.order_by("sequence").values_list(*columns)
+        return [stored_message(*row, limit=_SOURCE, row=(Message, key)) for key, *row in found]
 
     def _steps(self, view: SessionView, first: int) -> list[dict[str, Any]]:
         """Return the steps with a message on the page, each with its last message and tokens, in order."""

@@ -74,14 +74,10 @@ class Waits(Section):
         used = approved if isinstance(approved, dict) else {}
         return {
             "pending": _open(view, pending, button, people, used),
-            "pending_text": json_block(view.texts["pending_client_tool_calls"])
-            if _is_damaged(pending)
-            else "",
+            "pending_text": _damaged_text(view, "pending_client_tool_calls", pending),
             "completed": [_call(key, call, None, people, used.get(key)) for key, call in newest],
             "completed_count": len(answered),
-            "completed_text": json_block(view.texts["completed_client_tool_calls"])
-            if _is_damaged(completed)
-            else "",
+            "completed_text": _damaged_text(view, "completed_client_tool_calls", completed),
             "elsewhere": self._elsewhere(view),
             "suspension_kind": printable(name_of_status(view.session.suspension_kind or "")),
             "suspended_step": printable(view.session.suspended_step_id or ""),
@@ -186,8 +182,8 @@ def _items(document: Any) -> list[tuple[str, Any]]:
     return list(document.items())[:_CALLS] if isinstance(document, dict) else []
 
 
-def _is_damaged(document: Any) -> bool:
-    return document is not None and not isinstance(document, dict)
+def _damaged_text(view: SessionView, column: str, document: Any) -> SafeString | str:
+    return "" if document is None or isinstance(document, dict) else json_block(view.texts[column])
 
 
 def _shown(view: SessionView, column: str) -> SafeString | str:
