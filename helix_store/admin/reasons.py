@@ -36,11 +36,12 @@ def waiting_for_person(sessions: Any) -> QuerySet[Any]:
         pending_client_tool_calls__isnull=True, completed_client_tool_calls__isnull=False
     )
     answered = Session.objects.using(sessions.db).waiting_for_person()
-    keys = answered.filter(pending_client_tool_calls__contains='"submitted_at":').values_list("pk", flat=True)
+    marked = answered.filter(pending_client_tool_calls__contains='"submitted_at":')
+    keys = list(marked.values_list("pk", flat=True)[:_MOST_ANSWERED])
     closed = [
         key
-        for batch in _batches(keys[:_MOST_ANSWERED])
-        for key, tools in _open_tools(batch, sessions.db)
+        for start in range(0, len(keys), _READ_AT_ONCE)
+        for key, tools in _open_tools(keys[start : start + _READ_AT_ONCE], sessions.db)
         if tools == []
     ]
     found: QuerySet[Any] = waiting.exclude(pk__in=closed) if closed else waiting
@@ -63,11 +64,6 @@ def read_open_tools(sessions: Iterable[Any]) -> None:
 def _is_waiting(session: Any) -> bool:
     is_over = session.status in TERMINAL_STATUSES
     return not is_over and session.suspension_kind == RunStatus.SUSPENDED_CLIENT_TOOL
-
-
-def _batches(keys: Iterable[int]) -> Iterable[list[int]]:
-    found = list(keys)
-    return (found[start : start + _READ_AT_ONCE] for start in range(0, len(found), _READ_AT_ONCE))
 
 
 def _open_tools(keys: list[int], using: str) -> Iterable[tuple[int, list[str] | None]]:

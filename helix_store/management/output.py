@@ -58,11 +58,11 @@ class Layout:
     width: int | None = None
     has_colours: bool = False
 
-    def coloured(self, text: str, *styles: Style) -> str:
-        """Return a visible text in colour, or unchanged if colours are off."""
-        if not self.has_colours or not styles or not text:
+    def coloured(self, text: str, *styles: Style | None) -> str:
+        """Return a visible text in colour, or unchanged if colours are off or there is no style."""
+        codes = ";".join(str(_CODES[style]) for style in styles if style is not None)
+        if not self.has_colours or not codes or not text:
             return text
-        codes = ";".join(str(_CODES[style]) for style in styles)
         # Colour each line separately, because a pager resets the colour at the end of a line.
         return "\n".join(f"\x1b[{codes}m{line}\x1b[0m" if line else line for line in text.split("\n"))
 
@@ -179,13 +179,9 @@ class Table:
         for index, size in self._widths.items():
             (_, column), text = self._columns[index], texts[index]
             shown = text if self._layout.width is None else column.fitted(text, size)
-            style = style_of(column, text)
             plain.append(padded(shown, size, right=column.right))
-            coloured.append(
-                plain[-1]
-                if style is None
-                else plain[-1].replace(shown, self._layout.coloured(shown, style), 1)
-            )
+            in_colour = self._layout.coloured(shown, style_of(column, text))
+            coloured.append(plain[-1].replace(shown, in_colour, 1))
         line = _GAP.join(plain).rstrip()
         fitted = self._layout.fitted(line)
         # A line that is cut gets no colour, because the end of the colour would be cut off.

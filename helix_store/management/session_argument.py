@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from django.core.management.base import CommandError
@@ -163,7 +164,10 @@ def chosen_checkpoint(
     match = _RELATIVE.fullmatch(text)
     if match and match["current"]:
         raise WrongUsage("The current state is not a checkpoint. " + CHECKPOINT_FORMS)
-    session_id = None if match else _session_of(text)
+    session_id = None
+    if not match:
+        with suppress(InvalidPayload):
+            session_id = parse_checkpoint_id(text).session_id
     if session_id is None:
         start, before = (match["session_id"], int(match["before"] or 0)) if match else (text, 0)
         store, session_id = chosen_session(start, options, is_whole=is_whole)
@@ -186,13 +190,6 @@ def chosen_state(text: str, options: Mapping[str, Any]) -> ChosenState:
     if state is None:
         raise SessionNotFound(session_id)
     return ChosenState(store.tenant, None, state)
-
-
-def _session_of(text: str) -> str | None:
-    try:
-        return parse_checkpoint_id(text).session_id
-    except InvalidPayload:
-        return None
 
 
 def _before_the_newest(store: DatabaseStateStore, session_id: str, count: int) -> Checkpoint:

@@ -282,9 +282,9 @@ def tree_lines(root: TreeNode, layout: Layout) -> Iterator[str]:
         status = node.status or NOTHING
         facts = [node.agent_type, status, *_facts(node)]
         line = layout.fitted(f"{branches}{cell(node.session_id)}  {'  '.join(map(cell, facts))}")
-        style = STATUS_STYLES.get(status)
         shown = cell(status)
-        yield line if style is None else line.replace(f"  {shown}", f"  {layout.coloured(shown, style)}", 1)
+        in_colour = layout.coloured(shown, STATUS_STYLES.get(status))
+        yield line.replace(f"  {shown}", f"  {in_colour}", 1)
 
 
 def _facts(node: TreeNode) -> Iterator[str]:
@@ -306,7 +306,7 @@ def conversation(turns: Iterable[Turn], layout: Layout) -> Iterator[str]:
     A result is printed below its call. Long results are cut, unless the width is ``None``.
     """
     for turn in turns:
-        lines = [layout.coloured(f"{turn.sequence}  {cell(turn.role)}", "bold", *_style(turn.role))]
+        lines = [layout.coloured(f"{turn.sequence}  {cell(turn.role)}", "bold", _STYLES.get(turn.role))]
         for own in turn.parts:
             lines.extend(_lines(own.part, layout))
             if own.result is not None:
@@ -320,10 +320,6 @@ def capped(lines: Sequence[str], limit: int | None) -> list[str]:
         return list(lines)
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
     return [*lines[: limit - 1], f"{indent}… {len(lines) - limit + 1} more lines; --wide prints them"]
-
-
-def _style(role: str) -> list[Style]:
-    return [_STYLES[role]] if role in _STYLES else []
 
 
 def _lines(part: Part, layout: Layout) -> list[str]:

@@ -13,7 +13,6 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.admin.elements import identifier, link, printable
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import clock, duration, stamp
-from helix_store.catalogue import Conversation as Stored
 from helix_store.catalogue import ConversationPage, ConversationStep, conversations
 from helix_store.core.transcript import ConversationMessage, Part, TurnPart, paired
 from helix_store.core.types import UsageKind
@@ -42,10 +41,11 @@ class Conversation(Section):
 
     def context(self, view: SessionView) -> dict[str, Any]:
         """Return the conversation that the address names, by default the store's own messages."""
-        asked = view.text("of")
+        asked, thread = view.text("of"), view.request.GET.get("thread")
+        first = None if (start := view.number("start")) is None else max(1, start)
         pages: dict[str, ConversationPage] = {}
         for conversation in conversations_of(view.db, [view.session.pk], view.may_view):
-            page = _adapter_page(view, conversation)
+            page = conversation.page(view.db, view.session.pk, first=first, limit=_PAGE, thread=thread)
             if page is not None:
                 pages[conversation.name] = page
         names = list(pages)
@@ -164,13 +164,6 @@ def _pages(url: Callable[..., str], first: int, last: int | None, total: int) ->
 
 
 # --- Conversations that adapters keep -------------------------------------------------------------
-
-
-def _adapter_page(view: SessionView, conversation: Stored) -> ConversationPage | None:
-    """Return the page that the address names, by default the newest one."""
-    start, thread = view.number("start"), view.request.GET.get("thread")
-    first = None if start is None else max(1, start)
-    return conversation.page(view.db, view.session.pk, first=first, limit=_PAGE, thread=thread)
 
 
 def _of_adapter(view: SessionView, name: str, page: ConversationPage) -> dict[str, Any]:

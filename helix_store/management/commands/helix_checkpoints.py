@@ -137,11 +137,9 @@ class Command(ActingCommand):
             return
         difference = _difference(shown_state(before.state), shown_state(after.state))
         lines = [_heading("---", before), _heading("+++", after), *difference]
-        self.write_text("\n".join(self._coloured(line) for line in lines))
-
-    def _coloured(self, line: str) -> str:
-        text, style = self.layout.fitted(line), _STYLES.get(line[:1])
-        return text if style is None else self.layout.coloured(text, style)
+        layout = self.layout
+        shown = (layout.coloured(layout.fitted(line), _STYLES.get(line[:1])) for line in lines)
+        self.write_text("\n".join(shown))
 
     def _restore(self, options: dict[str, Any]) -> None:
         """Rewind a session to a checkpoint, deleting later checkpoints, messages and staged changes."""
