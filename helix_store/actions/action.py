@@ -58,10 +58,6 @@ class Outcome:
     problem: str = ""
 
 
-class NoInput(forms.Form):
-    """The form of an action without arguments."""
-
-
 class Action:
     """An action on the rows of a model.
 
@@ -74,7 +70,7 @@ class Action:
     label: ClassVar[StrOrPromise] = ""
     model: ClassVar[type[Model]]
     permission: ClassVar[Literal["add", "change", "delete"]] = "change"
-    form: ClassVar[type[forms.Form]] = NoInput
+    form: ClassVar[type[forms.Form]] = forms.Form
     guard: ClassVar[str | None] = None
     is_destructive: ClassVar[bool] = False
     warning: ClassVar[StrOrPromise] = ""

@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.actions.action import Action, NoInput
+from helix_store.actions.action import Action
 from helix_store.admin.elements import note, one_line, short_id, under
 from helix_store.admin.operating import CONFIRMED, OperatedAdmin, log
 from helix_store.admin.reasons import REASON_LENGTH
@@ -120,7 +120,7 @@ def export_sessions(
         page.message_user(request, words, messages.ERROR)
         return None
     if CONFIRMED not in request.POST:
-        return page.confirm_rows(request, EXPORT, NoInput(), sessions, "export_sessions")
+        return page.confirm_rows(request, EXPORT, EXPORT.form(), sessions, "export_sessions")
     file = SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  the response closes it
     ids = [session.session_id for session in sessions]
     write_export(DatabaseSource(sessions[0]._state.db, tenant=sessions[0].tenant, session_ids=ids), file)
