@@ -188,9 +188,8 @@ def _stopped(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any] | 
     stopped["url"] = view.url("budgets")
     if found is None:
         return {**stopped, "is_gone": True}
-    at = found.status.resets_at
     limits = ", ".join(map(limit_words, found.limits))
-    return {**stopped, "limits": limits, "resets": "" if at is None else distance(at)}
+    return {**stopped, "limits": limits, "resets": distance(found.status.resets_at)}
 
 
 def _interrupt(view: SessionView) -> dict[str, Any] | None:

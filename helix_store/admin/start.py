@@ -229,7 +229,7 @@ def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
             rows[0] = (link(page.page_url(Session, session.pk), short_id(oldest.name)), "")
     return Tile(
         title=_("Oldest lock"),
-        figure="" if oldest is None or oldest.acquired_at is None else distance(oldest.acquired_at),
+        figure="" if oldest is None else distance(oldest.acquired_at),
         url=page.list_url(Lock, state="held"),
         rows=rows,
         empty=_("No lock is held."),

@@ -56,14 +56,14 @@ def format_time(value: datetime) -> str:
     return str(formats.date_format(value, gettext("j M Y, H:i:s T")))
 
 
-def distance(value: datetime) -> SafeString:
-    """Return a time relative to now, with the exact time as a tooltip."""
-    return _time(value, _distance(value), format_time(value))
+def distance(value: datetime | None) -> SafeString | str:
+    """Return a time relative to now, with the exact time as a tooltip; nothing without a time."""
+    return "" if value is None else _time(value, _distance(value), format_time(value))
 
 
-def stamp(value: datetime) -> SafeString:
-    """Return the exact time, with its distance from now as a tooltip."""
-    return _time(value, format_time(value), _distance(value))
+def stamp(value: datetime | None) -> SafeString | str:
+    """Return the exact time, with its distance from now as a tooltip; nothing without a time."""
+    return "" if value is None else _time(value, format_time(value), _distance(value))
 
 
 def clock(value: datetime) -> SafeString:

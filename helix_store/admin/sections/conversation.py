@@ -7,7 +7,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import identifier, link, printable
@@ -188,7 +187,7 @@ def _of_adapter(view: SessionView, name: str, page: ConversationPage) -> dict[st
 def _step_of(message: ConversationMessage) -> tuple[Any, dict[str, Any]] | None:
     if message.step is None:
         return None
-    return message.step, {"step_count": message.step, "at": _stamp(message.at)}
+    return message.step, {"step_count": message.step, "at": stamp(message.at)}
 
 
 def _path_step(view: SessionView, step: ConversationStep) -> dict[str, Any]:
@@ -198,12 +197,8 @@ def _path_step(view: SessionView, step: ConversationStep) -> dict[str, Any]:
         "name": printable(step.name),
         "number": step.step,
         "count": step.count,
-        "at": _stamp(step.at),
+        "at": stamp(step.at),
     }
-
-
-def _stamp(at: datetime | None) -> SafeString | str:
-    return "" if at is None else stamp(at)
 
 
 # --- Messages as blocks of a chat, for the templates ``conversation.html`` and ``said.html``

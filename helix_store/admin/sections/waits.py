@@ -271,8 +271,8 @@ def _call(
         "shown_id": printable(key),
         "tool": _text(entry.get("tool_name")),
         "input": tree(entry["input"]) if entry.get("input") is not None else "",
-        "requested": _time(entry.get("requested_at")),
-        "deadline": "" if deadline is None else distance(deadline),
+        "requested": distance(moment_of_epoch(entry.get("requested_at"))),
+        "deadline": distance(deadline),
         "default": _default(entry.get("on_expiry")),
         "approval": approval if isinstance(approval, str) else None,
         "used_by": _text(approved["used_by"]) if isinstance(approved, dict) and "used_by" in approved else "",
@@ -285,18 +285,13 @@ def _call(
         **shown,
         "answer": _answer_word(answer, entry),
         "answer_value": _answer_value(answer, entry),
-        "answered": _time(entry["submitted_at"]),
+        "answered": distance(moment_of_epoch(entry["submitted_at"])),
         "answered_by": people.names(entry.get("actors")),
     }
 
 
 def _text(value: Any) -> str:
     return printable(value) if isinstance(value, str) else NOTHING
-
-
-def _time(milliseconds: Any) -> SafeString | str:
-    at = moment_of_epoch(milliseconds)
-    return "" if at is None else distance(at)
 
 
 def _default(default: Any) -> str:
