@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.db.models import Max, QuerySet
+from django.db.models import QuerySet
 
 from helix_store.admin.lookups import is_searchable
-from helix_store.admin.tenants import MOST_TENANTS, known_tenants, of_tenants
+from helix_store.admin.tenants import MOST_TENANTS, known_tenants, newest_rows, of_tenants
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import has_tag
 from helix_store.models import Session
@@ -45,7 +45,7 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
     start, end = term.strip(), term.strip() + _LAST_CHARACTER
     db = Database(sessions.db, "")
     has_index = db.is_postgresql and db.read(HAS_INDEX, {}) == [(True,)]
-    newest, is_bounded = (sessions, False) if has_index else _newest(sessions)
+    newest, is_bounded = (sessions, False) if has_index else newest_rows(sessions, NEWEST_SEARCHED)
     tenants = known_tenants(Session, sessions.db)
     indexed = of_tenants(sessions, tenants) if len(tenants) <= MOST_TENANTS else sessions
     by_index = [indexed.filter(session_id__gte=start, session_id__lt=end)]
@@ -64,11 +64,5 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
 def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
     """Return the sessions with a tag. PostgreSQL uses the index of tags; SQLite only looks at the newest."""
     if not Database(sessions.db, "").is_postgresql:
-        sessions, _is_bounded = _newest(sessions)
+        sessions, _is_bounded = newest_rows(sessions, NEWEST_SEARCHED)
     return sessions.filter(has_tag(tag))
-
-
-def _newest(sessions: QuerySet[Any]) -> tuple[QuerySet[Any], bool]:
-    """Return the newest sessions, and whether there are others."""
-    highest = Session.objects.using(sessions.db).aggregate(key=Max("pk"))["key"] or 0
-    return sessions.filter(pk__gt=highest - NEWEST_SEARCHED), highest > NEWEST_SEARCHED

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django.contrib.admin import AdminSite
-from django.db.models import F, Max, QuerySet
+from django.db.models import F, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -24,7 +24,7 @@ from helix_store.admin.columns import dollars
 from helix_store.admin.elements import link, one_line, short_id
 from helix_store.admin.filters import start_of_day
 from helix_store.admin.reasons import read_open_tools, waiting_for_person
-from helix_store.admin.tenants import MOST_TENANTS, keys_in_order, known_tenants, of_tenants
+from helix_store.admin.tenants import MOST_TENANTS, keys_in_order, known_tenants, newest_rows, of_tenants
 from helix_store.admin.times import distance
 from helix_store.core import moments
 from helix_store.core.moments import as_utc
@@ -242,9 +242,9 @@ def oldest_held_lock(using: str | None = None) -> Lock | None:
     No index covers held locks, because every acquisition and every release would have to write to it.
     """
     held = Lock.objects.using(using).filter(expires_at__gt=moments.now()).order_by("acquired_at", "pk")
-    highest = Lock.objects.using(using).aggregate(key=Max("pk"))["key"] or 0
-    found = [held.filter(pk__gt=highest - NEWEST_LOCKS).first()]
-    if highest > NEWEST_LOCKS:
+    newest, has_others = newest_rows(held, NEWEST_LOCKS)
+    found = [newest.first()]
+    if has_others:
         # Select only the keys, so that SQLite reads the index of running runs.
         runs = Run.objects.using(using).running().order_by()
         running = list(runs.values_list("session_id", flat=True)[:_MOST_COUNTED])

@@ -46,11 +46,16 @@ def known_tenants(model: type[Model], using: str) -> list[str]:
 def of_tenants(queryset: QuerySet[Any], tenants: list[str]) -> QuerySet[Any]:
     """Return the rows in a form that uses the indexes by tenant, or the newest rows for too many tenants."""
     if len(tenants) > MOST_TENANTS:
-        highest = queryset.model._base_manager.using(queryset.db).aggregate(key=Max("pk"))["key"] or 0
-        return queryset.filter(pk__gt=highest - NEWEST_FILTERED)
+        return newest_rows(queryset, NEWEST_FILTERED)[0]
     if len(tenants) == 1:
         return queryset.filter(tenant=tenants[0])
     return queryset.filter(tenant__in=tenants)
+
+
+def newest_rows(queryset: QuerySet[Any], count: int) -> tuple[QuerySet[Any], bool]:
+    """Return the rows that are among the newest of their table, and whether the table has others."""
+    highest = queryset.model._base_manager.using(queryset.db).aggregate(key=Max("pk"))["key"] or 0
+    return queryset.filter(pk__gt=highest - count), highest > count
 
 
 def keys_in_order(
