@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from django.db.models import Model, QuerySet
+from django.db.models import Model
 
 from helix_store.catalogue import ConversationPage, Outline
 from helix_store.core.moments import as_utc
@@ -81,20 +81,7 @@ class ItemConversation:
         if main is None:
             return None
         shown = thread if thread is not None and thread in threads else main
-        return self._page(items.filter(lane=shown), first, limit, shown, threads)
-
-    @property
-    def _has_prefix(self) -> bool:
-        return self.lane.endswith("/")
-
-    @property
-    def _main(self) -> tuple[str, str]:
-        """The first and the last name of a lane that can be the main one."""
-        return self.lane, f"{self.lane}{_LAST_CHARACTER}" if self._has_prefix else self.lane
-
-    def _page(
-        self, items: QuerySet[Item], first: int | None, limit: int, thread: str, threads: list[str]
-    ) -> ConversationPage:
+        items = items.filter(lane=shown)
         total = items.count()
         start = max(1, total - limit + 1) if first is None else first
         # Read from the end, where most pages are.
@@ -108,9 +95,18 @@ class ItemConversation:
                 for number, (pk, at, text) in enumerate(reversed(rows), start)
             ),
             total=total,
-            thread=thread,
+            thread=shown,
             threads=tuple(threads) if len(threads) > 1 else (),
         )
+
+    @property
+    def _has_prefix(self) -> bool:
+        return self.lane.endswith("/")
+
+    @property
+    def _main(self) -> tuple[str, str]:
+        """The first and the last name of a lane that can be the main one."""
+        return self.lane, f"{self.lane}{_LAST_CHARACTER}" if self._has_prefix else self.lane
 
     def _message(self, number: int, pk: int, at: datetime, start: str, limit: int) -> ConversationMessage:
         payload, is_cut = read_start(start, limit)

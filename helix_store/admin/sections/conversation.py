@@ -68,7 +68,7 @@ class Conversation(Section):
         messages = self._messages(view, first)
         steps = self._steps(view, first) if messages and view.may_view(Checkpoint) else []
         return {
-            "blocks": blocks(view, messages, _finder(steps)),
+            "blocks": blocks(view, messages, partial(_step_with, steps)),
             "total": total,
             **_pages(view.url, first, messages[-1].number if messages else None, total),
             "may_jump": view.may_view(Checkpoint) and view.session.step_count > 0,
@@ -133,20 +133,12 @@ class Conversation(Section):
         }
 
 
-def _finder(
-    steps: list[dict[str, Any]],
-) -> Callable[[ConversationMessage], tuple[Any, dict[str, Any]] | None]:
-    """Return a function that is called with the messages in order, and finds the step of each."""
-    ahead = iter(steps)
-    step = next(ahead, None)
-
-    def step_of(message: ConversationMessage) -> tuple[Any, dict[str, Any]] | None:
-        nonlocal step
-        while step is not None and step["message_count"] < message.number:
-            step = next(ahead, None)
-        return None if step is None else (step["message_count"], step)
-
-    return step_of
+def _step_with(
+    steps: list[dict[str, Any]], message: ConversationMessage
+) -> tuple[Any, dict[str, Any]] | None:
+    """Return the step that stored a message: the first one after which the session had the message."""
+    step = next((each for each in steps if each["message_count"] >= message.number), None)
+    return None if step is None else (step["message_count"], step)
 
 
 def _pages(url: Callable[..., str], first: int, last: int | None, total: int) -> dict[str, Any]:

@@ -55,14 +55,14 @@ class Command(StoreCommand):
         if all(options[name] is None for name in _SUBJECTS):
             raise WrongUsage("Pass --user, --session or --tenant.")
         if options["dry_run"]:
-            self._write(self._run(self._erasure(options, dry_run=True)), options)
+            self._write(self._run(self._erasure(options, dry_run=True)))
             return
         if not options["no_input"]:
             self._ask(self._run(self._erasure(options, dry_run=True)), options)
             if self.stop.is_set():
                 raise CommandError("Stopped; nothing was erased.")
         erasure = self._erasure(options, dry_run=False)
-        self._write(self._run(erasure), options)
+        self._write(self._run(erasure))
         for key, reason in erasure.left:
             tenant = f" of tenant {cell(key.tenant)}" if key.tenant else ""
             self.progress(f"Left session {cell(key.session_id)}{tenant}: {reason}.")
@@ -94,7 +94,7 @@ class Command(StoreCommand):
             f"{cell(options[subject])!r} in the database {options['database']!r}. It cannot be undone."
         )
 
-    def _write(self, receipt: ErasureReceipt, options: dict[str, Any]) -> None:
+    def _write(self, receipt: ErasureReceipt) -> None:
         data = receipt.to_dict()
         if self.is_json:
             self.write_data(data)

@@ -65,7 +65,7 @@ class Command(StoreCommand):
                 summary = self._export(source, file)
                 if summary.sha256 is not None:
                     keep()
-        self._write_summary(summary, options, to_stdout=output is not None)
+        self._write_summary(summary, to_stdout=output is not None)
         if summary.sha256 is None:
             left = "The output has no trailer." if output is None else f"{output} is unchanged."
             raise CommandError(f"Stopped after {summary.sessions} sessions. {left}")
@@ -78,7 +78,7 @@ class Command(StoreCommand):
                 source, file, progress=lambda done: bar.update(done.sessions), is_stopped=self.stop.is_set
             )
 
-    def _write_summary(self, summary: ExportSummary, options: dict[str, Any], *, to_stdout: bool) -> None:
+    def _write_summary(self, summary: ExportSummary, *, to_stdout: bool) -> None:
         """Write the summary to stdout, or to stderr if the export itself goes to stdout."""
         for problem in summary.problems:
             self.progress(str(problem))

@@ -89,7 +89,7 @@ class Command(StoreCommand):
             if options["file"]:
                 raise WrongUsage("--from does not take FILE.")
             summary, was_stopped, counts = self._import_store(options)
-        self._write(summary, options, counts)
+        self._write(summary, counts)
         if was_stopped:
             raise CommandError(f"Stopped after {summary.sessions} sessions; run it again to continue.")
         if summary.problems:
@@ -154,7 +154,7 @@ class Command(StoreCommand):
         summary.is_complete = True
         return summary
 
-    def _write(self, summary: ImportSummary, options: dict[str, Any], counts: dict[str, Counts]) -> None:
+    def _write(self, summary: ImportSummary, counts: dict[str, Counts]) -> None:
         """Write the summary. ``counts`` counts the rows of the other store."""
         for problem in summary.problems:
             self.progress(str(problem))
