@@ -69,9 +69,6 @@ class ItemAdmin(SessionChildAdmin):
 
     lane_name = column("lane", _("lane"), lambda lane: identifier(lane or NOTHING))
     item_key = column("key", _("key"), lambda key: identifier(key or NOTHING))
+    preview = column("payload_start", _("message"), item_preview)
     written_at = column("created_at", _("created"), stamp)
     document = json_column("payload", _("as stored"))
-
-    @admin.display(description=_("message"))
-    def preview(self, item: Any) -> SafeString | str:
-        return item_preview(item.payload_start)
