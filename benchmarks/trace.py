@@ -42,7 +42,7 @@ BOUNDS = {
     "SQLite": (20, 106),
     "handle": (18, 87),
     "handle, staging": (19, 123),
-    "turn": (30, 331),
+    "turn": (30, 329),
     "answer": (25, 150),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.
