@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 from django.db.models import QuerySet
 from django.db.models.sql import DeleteQuery
 
-from helix_store import conf
 from helix_store.counters.rules import Spender, Spent, amounts_by_key
 from helix_store.counters.sql import CHANGE_COUNTERS, deletion, has_budgets, sums_of_entries
 from helix_store.engine.database import Database
@@ -37,18 +36,13 @@ def delete_usage(db: Database, entries: QuerySet[UsageEntry]) -> int:
 
     Call in a transaction.
     """
-    # Entries that are recorded in the meantime must not be deleted without being counted.
-    is_citus = conf.is_citus(db.connection.settings_dict)
-    if db.is_postgresql and not is_citus:
+    if db.is_postgresql:
         text, parameters = entries.query.chain(DeleteQuery).get_compiler(using=db.alias).as_sql()
         rows = db.execute(deletion(text), parameters)
         spent = _spent_of(row for row in rows if row[0])
         deleted: int = sum(row[1] for row in rows)
     else:
-        if is_citus:
-            # Citus cannot query the rows that a statement deletes.
-            keys = entries.select_for_update().order_by("pk").values_list("pk", flat=True)
-            entries = UsageEntry.objects.using(db.alias).filter(pk__in=list(keys))
+        # Nobody else records entries in the meantime, which would be deleted without being counted.
         spent = _spent_by(db, entries) if db.execute(_HAS_BUDGETS, {"tenant": db.tenant})[0][0] else []
         deleted, _ = entries.delete()
     change_counters(db, _subtracted(spent))
@@ -82,6 +76,6 @@ def _spent_by(db: Database, entries: QuerySet[UsageEntry]) -> list[Spent]:
 
 def _spent_of(rows: Iterable[tuple[Any, ...]]) -> list[Spent]:
     return [
-        Spent(Spender(root_id, user_id, agent_type), day, summed(usd), summed(tokens))
+        Spent(Spender(root_id, user_id, agent_type), str(day), summed(usd), summed(tokens))
         for _, _, user_id, agent_type, root_id, day, usd, tokens in rows
     ]

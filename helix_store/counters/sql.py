@@ -11,7 +11,7 @@ from typing import Final
 
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.statement import Statement, table
-from helix_store.models import Budget, BudgetCounter, Session
+from helix_store.models import Budget, BudgetCounter, Session, UsageEntry
 
 _BUDGET: Final = table(Budget)
 _COUNTER: Final = table(BudgetCounter)
@@ -103,10 +103,15 @@ CHANGE_COUNTERS: Final = Statement(
 )
 """Add amounts, which may be negative, to the counters of all budgets that they count for, in their order."""
 
-_ROOT: Final = f"""COALESCE(
-                e.tree_id,
-                (SELECT s.root_session_id FROM {table(Session)} AS s WHERE s.id = e.session_id),
-                e.recorded_for)"""
+
+def _root(entry: str) -> str:
+    return f"""COALESCE(
+                {entry}.tree_id,
+                (SELECT s.root_session_id FROM {table(Session)} AS s WHERE s.id = {entry}.session_id),
+                {entry}.recorded_for)"""
+
+
+_ROOT: Final = _root("e")
 _OF_SPENDER: Final = "e.user_id, e.session_agent_type, e.root_id"
 
 COUNT_INSERTED: Final = _change(
@@ -141,10 +146,18 @@ def sums_of_entries(entries: str, *, is_postgresql: bool, is_counted: str = "tru
 
 
 def deletion(delete: str) -> Statement:
-    """Delete entries of a tenant; return whether it has budgets, and the sums of the deleted entries."""
+    """Delete entries of a tenant; return whether it has budgets, and the sums of the deleted entries. For
+    PostgreSQL. On Citus, which cannot query the rows that a statement deletes, each of them is returned.
+    """
     is_counted = has_budgets("(SELECT tenant FROM gone LIMIT 1)")
+    entry = table(UsageEntry)
+    # to_char() is not immutable, so the day is a date.
+    returned = f"""
+            {has_budgets(f"{entry}.tenant")}, 1, {entry}.user_id, {entry}.session_agent_type, {_root(entry)},
+            ({entry}.timestamp AT TIME ZONE 'UTC')::date, {entry}.cost_usd, {entry}.total_tokens"""
     return Statement(
         f"""
         WITH gone AS ({delete} RETURNING *)
-        {sums_of_entries("gone", is_postgresql=True, is_counted=is_counted)}"""
+        {sums_of_entries("gone", is_postgresql=True, is_counted=is_counted)}""",
+        citus=(f"{delete} RETURNING {returned}",),
     )

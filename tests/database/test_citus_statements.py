@@ -16,7 +16,9 @@ import pytest
 import helix_store
 from helix_store.cleanup.sql import row_counts
 from helix_store.core.usage import UsageReportGrouping
-from helix_store.engine.statement import Statement
+from helix_store.counters.sql import deletion
+from helix_store.engine.statement import Statement, table
+from helix_store.models import UsageEntry
 from helix_store.sessions.step_sql import step_statement
 from helix_store.usage.sql import (
     COLUMNS,
@@ -59,6 +61,7 @@ def named_statements() -> Iterator[tuple[str, Statement]]:
     yield "insert_entry", insert_entry(entry, counts=False)
     yield "insert_entries", insert_entries(2)
     yield "row_counts", row_counts()
+    yield "deletion", deletion(f"DELETE FROM {table(UsageEntry)} WHERE session_id = 1")
     for by, filters in product(UsageReportGrouping, ((), tuple(REPORT_FILTERS))):
         yield f"report {by} {filters}", report(by, filters)
 

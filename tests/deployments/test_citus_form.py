@@ -18,10 +18,12 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
 from helix_store.checkpointers import SnapshotCheckpointer
+from helix_store.core import moments
 from helix_store.exceptions import LockLostError, OutcomeUnknown, SessionNotFound
 from helix_store.models import Checkpoint, Session, Stream, UsageEntry
 from helix_store.models import Lock as LockRow
 from helix_store.stores import (
+    DatabaseBudgetStore,
     DatabaseLockManager,
     DatabaseStateStore,
     DatabaseStreamManager,
@@ -199,6 +201,22 @@ def test_a_session_is_not_deleted_before_usage_of_it_is_committed(
         until_backends_wait(postgres_db, 1)
     writers.outcomes()[0].unwrap()
     assert not UsageEntry.objects.using(citus.alias).filter(tenant=citus.tenant).exists()
+
+
+# --- Sums of deleted rows ------------------------------------------------------------------------------
+
+
+def test_deleted_usage_is_subtracted_from_counters(
+    citus: CommittedDatabase, store: DatabaseStateStore, usage: DatabaseUsageStore
+) -> None:
+    budgets = DatabaseBudgetStore(citus.alias, tenant=citus.tenant)
+    budgets.set_budget("tree", scope="tree", value="session", period="day", limit_tokens=1_000_000)
+    budgets.set_budget("agents", scope="agent_type", value="agent", limit_tokens=1_000_000)
+    now = int(moments.now().timestamp() * 1000)
+    usage.record_entries([tokens("session", timestamp=now, total=10) for _ in range(3)])
+    assert budgets.status("tree").spent_tokens == budgets.status("agents").spent_tokens == 30
+    assert usage.delete("session") == 3
+    assert budgets.status("tree").spent_tokens == budgets.status("agents").spent_tokens == 0
 
 
 # --- A kept finishing time -----------------------------------------------------------------------------
