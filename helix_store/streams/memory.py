@@ -30,7 +30,7 @@ from helix_store.streams.rules import (
     changes_status,
     info_of,
 )
-from helix_store.streams.watchers import Watch, Watcher, Watchers
+from helix_store.streams.watchers import Watch, Watches
 
 R = TypeVar("R")
 
@@ -78,7 +78,7 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
 
     def __init__(self) -> None:
         super().__init__()
-        self.watchers = Watchers()
+        self.watches = Watches()
 
     def saved(self) -> Callable[[], None]:
         streams = {stream_id: copy.copy(stream) for stream_id, stream in self.items()}
@@ -98,7 +98,7 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
         """
         stream = self.pop(stream_id, None)
         if stream is not None:
-            self.watchers.wake(stream.key)
+            self.watches.wake(stream.key)
         return stream is not None
 
 
@@ -109,7 +109,7 @@ class MemoryStreams:
         self._lock = world.lock
         self._streams = world.table(StreamTable, tenant)
         self._locks = world.table(LockTable, tenant)
-        self._watchers = self._streams.watchers
+        self._watches = self._streams.watches
 
     async def call(self, operation: Callable[[], R]) -> R:
         if not self._lock.acquire(blocking=False):
@@ -121,7 +121,7 @@ class MemoryStreams:
             self._lock.release()
 
     async def watch(self) -> Watch:
-        return Watch(self._watchers, Watcher(), _at_once)
+        return Watch(self._watches, _at_once)
 
     # Writers
 
@@ -142,7 +142,7 @@ class MemoryStreams:
             record.texts.extend(texts)
             record.updated_at = moments.now()
             self._renew_lease(record, writer)
-            self._watchers.wake(record.key)
+            self._watches.wake(record.key)
             return record.last_sequence
 
     def renew(self, stream_id: str, writer: NewWriter) -> None:
@@ -175,7 +175,7 @@ class MemoryStreams:
         record.keep_until = None
         if is_over and change.keep_ms is not None:
             record.keep_until = now + timedelta(milliseconds=change.keep_ms)
-        self._watchers.wake(record.key)
+        self._watches.wake(record.key)
 
     def reset(self, stream_id: str, guard: Guard) -> None:
         with self._lock:
@@ -238,7 +238,7 @@ class MemoryStreams:
         if removed:
             del record.texts[:removed]
             record.floor = floor
-            self._watchers.wake(record.key)
+            self._watches.wake(record.key)
         return removed
 
     # Shared

@@ -12,23 +12,43 @@ from helix_store.streams.rules import StreamHead
 R = TypeVar("R")
 
 
-class Watcher:
-    """One reader in one event loop. Arm it before reading, so that it does not miss a later change.
+class Watch:
+    """A handle with which one reader in one event loop reads a stream and waits for changes. The reader must
+    close it.
 
-    ``interval`` is the time between two polls, in seconds; ``seen`` is the head that the reader has seen.
+    ``run`` runs the query of a key. ``interval`` is the time between two polls, in seconds; ``seen`` is the
+    head that the reader has seen.
     """
 
-    def __init__(self, interval: float = 0.0) -> None:
+    def __init__(
+        self,
+        watches: Watches,
+        run: Callable[[tuple[object, ...], Callable[[], Any]], Awaitable[Any]],
+        interval: float = 0.0,
+    ) -> None:
         self.interval = interval
         self.seen: StreamHead | None = None
+        self._watches = watches
+        self._run = run
+        self._key: int | None = None
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
-    def arm(self) -> None:
+    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
+        """Run a query. Readers that wait for a query with the same key may share its result."""
+        # Cleared before the query, so that the reader does not miss a later change.
         self._event.clear()
+        result: R = await self._run(key, query)
+        return result
 
-    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109  it ends the wait, not the reader
-        """Wait until `wake`; return ``False`` after the timeout, in seconds."""
+    async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109  it ends the wait, not the reader
+        """Wait until the stream may differ from ``seen``; return ``False`` after the timeout, in seconds."""
+        self.seen = seen
+        if self._key is None:
+            self._key = seen.identity[0]
+            self._watches.add(self._key, self)
+            # No change has woken the reader so far, so it reads once more.
+            return True
         try:
             async with asyncio.timeout(timeout):
                 await self._event.wait()
@@ -46,26 +66,31 @@ class Watcher:
             # The loop was closed before the reader, which can no longer run.
             return
 
+    def close(self) -> None:
+        if self._key is not None:
+            self._watches.remove(self._key, self)
+            self._key = None
 
-class Watchers:
-    """Watchers by the key of their stream. Callable from any thread."""
+
+class Watches:
+    """The watches of readers by the key of their stream. Callable from any thread."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._by_key: dict[int, set[Watcher]] = {}
+        self._by_key: dict[int, set[Watch]] = {}
 
-    def add(self, key: int, watcher: Watcher) -> None:
+    def add(self, key: int, watch: Watch) -> None:
         with self._mutex:
-            self._by_key.setdefault(key, set()).add(watcher)
+            self._by_key.setdefault(key, set()).add(watch)
 
-    def remove(self, key: int, watcher: Watcher) -> None:
+    def remove(self, key: int, watch: Watch) -> None:
         with self._mutex:
-            watchers = self._by_key.get(key, set())
-            watchers.discard(watcher)
-            if not watchers:
+            watches = self._by_key.get(key, set())
+            watches.discard(watch)
+            if not watches:
                 self._by_key.pop(key, None)
 
-    def of(self, key: int) -> list[Watcher]:
+    def of(self, key: int) -> list[Watch]:
         with self._mutex:
             return list(self._by_key.get(key, ()))
 
@@ -74,48 +99,9 @@ class Watchers:
             return list(self._by_key)
 
     def wake(self, key: int) -> None:
-        for watcher in self.of(key):
-            watcher.wake()
+        for watch in self.of(key):
+            watch.wake()
 
     def wake_all(self) -> None:
         for key in self.keys():
             self.wake(key)
-
-
-class Watch:
-    """A handle with which one reader reads a stream and waits for changes. The reader must close it.
-
-    ``run`` runs the query of a key.
-    """
-
-    def __init__(
-        self,
-        watchers: Watchers,
-        watcher: Watcher,
-        run: Callable[[tuple[object, ...], Callable[[], Any]], Awaitable[Any]],
-    ) -> None:
-        self._watchers = watchers
-        self._watcher = watcher
-        self._run = run
-        self._key: int | None = None
-
-    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
-        """Run a query. Readers that wait for a query with the same key may share its result."""
-        self._watcher.arm()
-        result: R = await self._run(key, query)
-        return result
-
-    async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
-        """Wait until the stream may differ from ``seen``; return ``False`` after the timeout, in seconds."""
-        self._watcher.seen = seen
-        if self._key is None:
-            self._key = seen.identity[0]
-            self._watchers.add(self._key, self._watcher)
-            # No change has woken the reader so far, so it reads once more.
-            return True
-        return await self._watcher.wait(timeout)
-
-    def close(self) -> None:
-        if self._key is not None:
-            self._watchers.remove(self._key, self._watcher)
-            self._key = None

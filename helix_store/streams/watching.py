@@ -22,7 +22,7 @@ from helix_store.models import Stream
 from helix_store.streams.notifications import Listener, uses_notify
 from helix_store.streams.reader_pool import LINGER_SECONDS, reader_pool
 from helix_store.streams.rules import HEAD_COLUMNS, StreamHead
-from helix_store.streams.watchers import Watch, Watcher, Watchers
+from helix_store.streams.watchers import Watch, Watches
 
 R = TypeVar("R")
 
@@ -38,34 +38,29 @@ async def watch_stream(db: Database, interval: float) -> Watch:
     """
     if await in_thread(lambda: db.connection.in_atomic_block):
         return _WatchInTransaction(interval)
-    run = partial(_run_in_pool, db.alias)
-    return Watch(_pollers.get()(db.alias), Watcher(interval), run)
-
-
-async def _run_in_pool(alias: str, key: tuple[object, ...], query: Callable[[], R]) -> R:
-    return await reader_pool().run(alias, key, query)
+    return Watch(_pollers.get()(db.alias), partial(reader_pool().run, db.alias), interval)
 
 
 class _WatchInTransaction(Watch):
     """Reads in the caller's thread, after each interval."""
 
     def __init__(self, interval: float) -> None:
-        self._interval = interval
+        self.interval = interval
 
     async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
         return await in_thread(query)
 
     async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
-        is_sooner = timeout is not None and timeout < self._interval
-        await asyncio.sleep(timeout if timeout is not None and is_sooner else self._interval)
+        is_sooner = timeout is not None and timeout < self.interval
+        await asyncio.sleep(timeout if timeout is not None and is_sooner else self.interval)
         return not is_sooner
 
     def close(self) -> None:
         return
 
 
-class _Poller(Watchers):
-    """The watchers of one database, the thread that polls for them, and the listener."""
+class _Poller(Watches):
+    """The watches of one database, the thread that polls for them, and the listener."""
 
     def __init__(self, alias: str) -> None:
         super().__init__()
@@ -74,21 +69,21 @@ class _Poller(Watchers):
         self._intervals_changed = threading.Event()
         self._is_running = False
 
-    def add(self, key: int, watcher: Watcher) -> None:
-        super().add(key, watcher)
+    def add(self, key: int, watch: Watch) -> None:
+        super().add(key, watch)
         with self._mutex:
-            self._intervals[watcher.interval] += 1
+            self._intervals[watch.interval] += 1
             if not self._is_running:
                 self._is_running = True
                 name = f"helix_store stream poller ({self._db.alias})"
                 threading.Thread(target=self._run, name=name, daemon=True).start()
         self._intervals_changed.set()
 
-    def remove(self, key: int, watcher: Watcher) -> None:
-        super().remove(key, watcher)
+    def remove(self, key: int, watch: Watch) -> None:
+        super().remove(key, watch)
         with self._mutex:
-            self._intervals[watcher.interval] -= 1
-            # Drop the intervals that no watcher uses.
+            self._intervals[watch.interval] -= 1
+            # Drop the intervals that no watch uses.
             self._intervals = +self._intervals
         self._intervals_changed.set()
 
@@ -118,7 +113,7 @@ class _Poller(Watchers):
             connections.close_all()
 
     def _wait_for_interval(self) -> bool:
-        """Wait for the shortest interval of a watcher; return ``False`` if no one has watched for a while."""
+        """Wait for the shortest interval of a watch; return ``False`` if no one has watched for a while."""
         began_at = time.monotonic()
         while True:
             with self._mutex:
@@ -141,15 +136,15 @@ class _Poller(Watchers):
         return listener
 
     def _poll(self) -> None:
-        """Read the heads of all watched streams, and wake the watchers of heads that have changed."""
+        """Read the heads of all watched streams, and wake the readers of heads that have changed."""
         keys = self.keys()
         heads: dict[int, StreamHead] = {}
         for start in range(0, len(keys), _KEYS_PER_QUERY):
             heads |= self._heads(keys[start : start + _KEYS_PER_QUERY])
         for key in keys:
-            for watcher in self.of(key):
-                if watcher.seen != heads.get(key):
-                    watcher.wake()
+            for watch in self.of(key):
+                if watch.seen != heads.get(key):
+                    watch.wake()
 
     def _heads(self, keys: list[int]) -> dict[int, StreamHead]:
         rows = Stream.objects.using(self._db.alias).filter(pk__in=keys).values_list(*HEAD_COLUMNS)
