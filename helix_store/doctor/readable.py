@@ -15,10 +15,10 @@ from typing import Any, Final
 from django.db.models import Model, QuerySet
 
 from helix_store.catalogue import Table, declared, tables
-from helix_store.checkpointers.graph.payloads import read_checkpoint
+from helix_store.checkpointers.graph.payloads import checkpoint_values
 from helix_store.core import typed_json
 from helix_store.core.payloads import decode, decode_object
-from helix_store.core.types import CheckpointSource, SessionStatus
+from helix_store.core.types import SessionStatus
 from helix_store.doctor import sql
 from helix_store.doctor.checks import (
     Check,
@@ -147,7 +147,7 @@ def states(scope: Scope) -> Iterator[Fault]:
 def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, base: str | None) -> str | None:
     """Return the rule that a row's texts break. An unreadable or missing base is a fault of another row."""
     if kind == CheckpointKind.GRAPH:
-        return None if _can_read(partial(_read_graph_checkpoint, payload)) else "unreadable-typed-values"
+        return None if _can_read(partial(checkpoint_values, payload)) else "unreadable-typed-values"
     if kind == CheckpointKind.SNAPSHOT:
         return None if _can_read(partial(decode_object, payload)) else "unreadable-payload"
     if not _can_read(partial(decode_object, payload)):
@@ -157,22 +157,6 @@ def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, ba
     if base_id is None or base is None or not _can_read(partial(decode_object, base)):
         return None
     return None if _can_read(partial(decode_with_deltas, base, (payload,))) else "delta-misfit"
-
-
-def _read_graph_checkpoint(payload: str) -> None:
-    """Read the payload together with sound columns."""
-    read_checkpoint(
-        payload,
-        checkpoint_id="any",
-        session_id="any",
-        namespace="",
-        parent_id=None,
-        version=1,
-        step=0,
-        node_id=None,
-        source=CheckpointSource.LOOP,
-        created_at=_ANY_MOMENT,
-    ).readable()
 
 
 def _read_envelope(envelope: str) -> None:

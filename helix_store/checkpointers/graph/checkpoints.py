@@ -128,7 +128,7 @@ class GraphCheckpoints(DatabaseOperations):
                 ) from exc
             raise
         Session.objects.using(self.db.alias).filter(pk=head.pk).update(updated_at=row.created_at)
-        return _checkpoint_from({name: getattr(row, name) for name in _COLUMNS}, session_id)
+        return read_checkpoint({name: getattr(row, name) for name in _COLUMNS}, session_id)
 
     def get_checkpoint(self, checkpoint_id: str) -> GraphCheckpoint | None:
         """Return a checkpoint by its id alone, or ``None``. One query.
@@ -141,7 +141,7 @@ class GraphCheckpoints(DatabaseOperations):
             checkpoint_id=validation.identifier(checkpoint_id, "checkpoint_id"),
         )
         row = self.db.query(lambda: first_row(found.values("session__session_id", *_COLUMNS)))
-        return None if row is None else _checkpoint_from(row, row["session__session_id"]).readable()
+        return None if row is None else read_checkpoint(row, row["session__session_id"]).readable()
 
     def get_latest_checkpoint(self, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
         """Return the checkpoint with the highest version, in one namespace or in all, or ``None``. One query.
@@ -188,7 +188,7 @@ class GraphCheckpoints(DatabaseOperations):
             last = page[limit - 1]
             next_cursor = write_cursor([last["version"], last["pk"]], query=binding)
         return GraphPage(
-            items=[_checkpoint_from(row, session_id) for row in page[:limit]], next_cursor=next_cursor
+            items=[read_checkpoint(row, session_id) for row in page[:limit]], next_cursor=next_cursor
         )
 
     def fork(
@@ -277,7 +277,7 @@ class GraphCheckpoints(DatabaseOperations):
 def latest_checkpoint(db: Database, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
     """Return the checkpoint with the highest version, of one namespace or of all. One query."""
     row = first_row(_newest_first(db, session_id, namespace).values(*_COLUMNS))
-    return None if row is None else _checkpoint_from(row, session_id).readable()
+    return None if row is None else read_checkpoint(row, session_id).readable()
 
 
 def _newest_first(db: Database, session_id: str, namespace: str | None) -> QuerySet[Checkpoint]:
@@ -287,21 +287,6 @@ def _newest_first(db: Database, session_id: str, namespace: str | None) -> Query
     if namespace is None:
         return rows.order_by("-version", "-pk")
     return rows.filter(namespace=namespace).order_by("-version")
-
-
-def _checkpoint_from(row: Mapping[str, Any], session_id: str) -> GraphCheckpoint:
-    return read_checkpoint(
-        row["payload"],
-        checkpoint_id=row["checkpoint_id"],
-        session_id=session_id,
-        namespace=row["namespace"],
-        parent_id=row["parent_checkpoint_id"],
-        version=row["version"],
-        step=row["step_count"],
-        node_id=row["step_id"],
-        source=CheckpointSource(row["source"]),
-        created_at=row["created_at"],
-    )
 
 
 def _id_prefix() -> str:

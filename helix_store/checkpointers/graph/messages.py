@@ -120,10 +120,7 @@ class GraphMessages(DatabaseOperations):
         )
         advance(self.db, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
         return [
-            read_message(
-                row.payload, id=row.pk, session_id=session_id, role=row.role, created_at=row.created_at
-            )
-            for row in rows
+            read_message({name: getattr(row, name) for name in MESSAGE_COLUMNS}, session_id) for row in rows
         ]
 
     def _next_time(self, head: Session) -> datetime:
@@ -151,7 +148,7 @@ def newest_messages(
     elif before is not None:
         rows = rows.filter(pk__lt=before)
     newest = rows.order_by("-sequence").values(*MESSAGE_COLUMNS)
-    return [message_from(row, session_id) for row in reversed(newest)]
+    return [read_message(row, session_id) for row in reversed(newest)]
 
 
 def _last_number(
@@ -166,12 +163,6 @@ def _last_number(
     # The id of another session's message is also a position, which takes longer to find.
     own = Subquery(rows.filter(pk=before).values("sequence"))
     return Coalesce(own - 1, Subquery(newest_first.filter(pk__lt=before)[:1]))
-
-
-def message_from(row: Mapping[str, Any], session_id: str) -> StoredMessage:
-    return read_message(
-        row["payload"], id=row["id"], session_id=session_id, role=row["role"], created_at=row["created_at"]
-    )
 
 
 def _checked_before(before: int | datetime | None) -> int | datetime | None:

@@ -24,7 +24,7 @@ from helix_store.core.limits import Limits
 from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import within_one_call
 from helix_store.core.typed_json import dumps, loads
-from helix_store.core.types import SessionState
+from helix_store.core.types import CheckpointSource, SessionState
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import EncodedMessage, NewSession
@@ -159,22 +159,41 @@ def read_session(row: Mapping[str, Any]) -> GraphSession:
     return GraphSession(metadata=metadata, **columns)
 
 
-def read_message(payload: str, *, id: int, session_id: str, role: str, created_at: datetime) -> StoredMessage:
-    columns = {"id": id, "session_id": session_id, "role": role, "created_at": created_at}
+def read_message(row: Mapping[str, Any], session_id: str) -> StoredMessage:
+    columns = {name: row[name] for name in ("id", "role", "created_at")}
     try:
-        message = _read_object(payload)
+        message = _read_object(row["payload"])
     except IntegrityFault:
-        return StoredMessage.without_typed_values(**columns)
-    return StoredMessage(**{name: message.get(name) for name in _MESSAGE_FIELDS}, **columns)  # type: ignore[arg-type]
+        return StoredMessage.without_typed_values(session_id=session_id, **columns)
+    typed = {name: message.get(name) for name in _MESSAGE_FIELDS}
+    return StoredMessage(session_id=session_id, **columns, **typed)
 
 
-def read_checkpoint(payload: str, **columns: Any) -> GraphCheckpoint:
+def read_checkpoint(row: Mapping[str, Any], session_id: str) -> GraphCheckpoint:
+    columns = {
+        "checkpoint_id": row["checkpoint_id"],
+        "session_id": session_id,
+        "namespace": row["namespace"],
+        "parent_id": row["parent_checkpoint_id"],
+        "version": row["version"],
+        "step": row["step_count"],
+        "node_id": row["step_id"],
+        "source": CheckpointSource(row["source"]),
+        "created_at": row["created_at"],
+    }
     try:
-        values = _read_object(payload)
-        typed = {name: values[name] for name in _CHECKPOINT_FIELDS}
-    except (IntegrityFault, KeyError):
+        return GraphCheckpoint(**checkpoint_values(row["payload"]), **columns)
+    except IntegrityFault:
         return GraphCheckpoint.without_typed_values(**columns)
-    return GraphCheckpoint(**typed, **columns)
+
+
+def checkpoint_values(payload: str) -> dict[str, Any]:
+    """Return the typed values of a checkpoint. Raises `IntegrityFault`."""
+    values = _read_object(payload)
+    try:
+        return {name: values[name] for name in _CHECKPOINT_FIELDS}
+    except KeyError as exc:
+        raise IntegrityFault(f"A stored checkpoint has no {exc.args[0]}.") from exc
 
 
 def _read_object(text: str) -> dict[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
@@ -61,32 +62,23 @@ class DatabaseSnapshots(DatabaseOperations):
 
         def put(call: Call) -> None:
             recorded = {**parameters, "call_id": call.id}
-            if not self._put_in_one_statement(call, recorded):
-                self._put(thread_id, recorded, guard)
+            try:
+                if call.try_write(sql.PUT if cap is None else sql.PUT_AND_TRIM, recorded):
+                    return
+            except IntegrityError as exc:
+                if not is_unique_violation(exc):
+                    raise
+            # The thread is new, another write has changed it, or it already has this id.
+            self._put(thread_id, recorded, guard)
 
         def look_first(call: Call) -> None:
-            if not self._is_put(thread_id, checkpoint_id, call.id):
-                self._put(thread_id, {**parameters, "call_id": call.id}, guard)
+            with suppress(SessionNotFound):
+                key = lock_session(self.db, thread_id).pk
+                if self._snapshots([key]).filter(checkpoint_id=checkpoint_id, call_id=call.id).exists():
+                    return
+            self._put(thread_id, {**parameters, "call_id": call.id}, guard)
 
         self.db.committed_once(put, look_first, operation_id=lambda: checkpoint_id)
-
-    def _is_put(self, thread_id: str, checkpoint_id: str, call_id: str) -> bool:
-        """Return whether the thread has this call's snapshot, and lock the thread if it exists."""
-        try:
-            key = lock_session(self.db, thread_id).pk
-        except SessionNotFound:
-            return False
-        return self._snapshots([key]).filter(checkpoint_id=checkpoint_id, call_id=call_id).exists()
-
-    def _put_in_one_statement(self, call: Call, parameters: dict[str, Any]) -> bool:
-        """Return whether it was stored; it is not if the thread is new or another write has changed it."""
-        statement = sql.PUT_AND_TRIM if "kept" in parameters else sql.PUT
-        try:
-            return bool(call.try_write(statement, parameters))
-        except IntegrityError as exc:
-            if is_unique_violation(exc):
-                return False
-            raise
 
     @writes
     def _put(self, thread_id: str, parameters: dict[str, Any], guard: Guard) -> None:

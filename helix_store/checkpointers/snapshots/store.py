@@ -107,12 +107,10 @@ class SnapshotCheckpointerBase:
     ) -> None:
         self._backend = backend
         self.tenant: Final = tenant
-        self._cap = optional_count(max_checkpoints_per_thread, "max_checkpoints_per_thread")
+        self.max_checkpoints_per_thread: Final = optional_count(
+            max_checkpoints_per_thread, "max_checkpoints_per_thread"
+        )
         self._new_id = id_factory
-
-    @property
-    def max_checkpoints_per_thread(self) -> int | None:
-        return self._cap
 
     def put(self, thread_id: str, snapshot: dict[str, Any], *, fencing_token: int | None = None) -> str:
         """Store a snapshot as the newest of its thread and return its id.
@@ -126,9 +124,8 @@ class SnapshotCheckpointerBase:
         validation.identifier(thread_id, "thread_id")
         encoded = encode_snapshot(snapshot, conf.limits())
         checkpoint_id = self._new_id()
-        self._backend.put(
-            thread_id, checkpoint_id, encoded, cap=self._cap, guard=guard(fencing_token=fencing_token)
-        )
+        fence, cap = guard(fencing_token=fencing_token), self.max_checkpoints_per_thread
+        self._backend.put(thread_id, checkpoint_id, encoded, cap=cap, guard=fence)
         return checkpoint_id
 
     def get(self, thread_id: str, checkpoint_id: str | None = None) -> dict[str, Any] | None:
