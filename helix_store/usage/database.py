@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from django.db.models import Count, QuerySet
@@ -11,7 +11,6 @@ from helix_store.core import validation
 from helix_store.core.budgets import BudgetPeriod
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import (
-    TokenCounts,
     UsageBucket,
     UsageEntry,
     UsageGrouping,
@@ -41,16 +40,17 @@ from helix_store.sessions.database.trees import tree_keys
 from helix_store.usage import sql
 from helix_store.usage.entries import plain_amount
 from helix_store.usage.rules import (
-    EntryFilter,
-    PlacedEntry,
+    TOKEN_FIELDS,
+    KindFilter,
+    StepFilter,
     UsageQuery,
     UsageSum,
     rollup,
     time_series,
+    token_counts,
 )
 
-_TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
-_TOKEN_SUMS: Final = {name: ExactSum(f"{name}_tokens") for name in _TOKENS}
+_TOKEN_SUMS: Final = {name: ExactSum(f"{name}_tokens") for name in TOKEN_FIELDS}
 _GROUP_COLUMNS: Final = {
     UsageGrouping.MODEL: "model",
     UsageGrouping.AGENT_TYPE: "session_agent_type",
@@ -97,19 +97,16 @@ class DatabaseUsage(DatabaseOperations):
             self._record_all(entries)
             return
         (entry,) = entries
+        columns = _columns_of(entry)
+        parameters = {"tenant": self.db.tenant, **columns}
 
         def record(call: Call) -> None:
-            if not self._record_one(call, entry):
+            statement = sql.insert_entry(tuple(columns), counts=self._counts)
+            if not call.write(statement, parameters):
                 self._record_all(entries)
 
         # A known entry is not recorded twice.
         self.db.committed_once(record, record, operation_id=lambda: entry.id)
-
-    def _record_one(self, call: Call, entry: UsageEntry) -> bool:
-        """Record in one statement; return ``False`` for what `insert_entry` does not insert."""
-        columns = _columns_of(entry)
-        parameters = {"tenant": self.db.tenant, **columns}
-        return bool(call.write(sql.insert_entry(tuple(columns), counts=self._counts), parameters))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:
@@ -147,16 +144,13 @@ class DatabaseUsage(DatabaseOperations):
 
     @reads
     def select(
-        self, session_id: str, chosen: EntryFilter, *, limit: int | None, offset: int
+        self, session_id: str, kinds: KindFilter, steps: StepFilter, *, limit: int | None, offset: int
     ) -> list[UsageEntry]:
         """Return the entries of a session by timestamp, then in the order of recording."""
-        rows = self._of_session(session_id)
-        if chosen.kinds is not None:
-            rows = rows.filter(kind__in=sorted(chosen.kinds))
-        if chosen.first_step is not None:
-            rows = rows.filter(step_count__gte=chosen.first_step)
-        if chosen.last_step is not None:
-            rows = rows.filter(step_count__lte=chosen.last_step)
+        first, last = steps
+        rows = _narrowed(
+            self._of_session(session_id), kind__in=kinds, step_count__gte=first, step_count__lte=last
+        )
         end = None if limit is None else offset + limit
         return [_entry(row) for row in rows.order_by("timestamp", "pk").values(*_ENTRY_COLUMNS)[offset:end]]
 
@@ -178,8 +172,10 @@ class DatabaseUsage(DatabaseOperations):
         return [_sum(row) for row in self.db.read(statement, parameters)]
 
     @reads
-    def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
-        """Return the page, the total if ``query.count``, and whether more entries follow."""
+    def query(self, query: UsageQuery) -> tuple[list[tuple[UsageEntry, int]], int | None, bool]:
+        """Return the page, the total if ``query.count``, and whether more entries follow. Each entry has its
+        recording number, which orders entries with the same timestamp.
+        """
         matching = _filtered(self._of_tenant, query)
         total = matching.count() if query.count else None
         prefix = "-" if query.descending else ""
@@ -189,7 +185,7 @@ class DatabaseUsage(DatabaseOperations):
             last = {"timestamp": timestamp, "id": ordinal}
             page = page.filter(after_keyset(UsageRow, last, descending=query.descending))
         rows = list(page.values(*_ENTRY_COLUMNS)[query.offset : query.offset + query.limit + 1])
-        placed = [PlacedEntry(_entry(row), row["id"]) for row in rows[: query.limit]]
+        placed = [(_entry(row), row["id"]) for row in rows[: query.limit]]
         return placed, total, len(rows) > query.limit
 
     @reads
@@ -207,7 +203,7 @@ class DatabaseUsage(DatabaseOperations):
             UsageBucket(
                 start=start,
                 group=group,
-                tokens=_token_counts(tokens),
+                tokens=token_counts(tokens),
                 cost_usd=cost_from_units(cost),
                 entry_count=entries,
             )
@@ -249,15 +245,20 @@ class DatabaseUsage(DatabaseOperations):
 
 
 def _filtered(rows: QuerySet[UsageRow], query: UsageQuery) -> QuerySet[UsageRow]:
-    equal: dict[str, Any] = {
-        "session_agent_type": query.agent_type,
-        "user_id": query.user_id,
-        "model": query.model,
-        "timestamp__gte": query.date_from,
-        "timestamp__lt": query.date_to,
-        "kind__in": None if query.kinds is None else sorted(query.kinds),
-    }
-    return rows.filter(**{name: value for name, value in equal.items() if value is not None})
+    return _narrowed(
+        rows,
+        session_agent_type=query.agent_type,
+        user_id=query.user_id,
+        model=query.model,
+        timestamp__gte=query.date_from,
+        timestamp__lt=query.date_to,
+        kind__in=query.kinds,
+    )
+
+
+def _narrowed(rows: QuerySet[UsageRow], **given: Any) -> QuerySet[UsageRow]:
+    """Return the rows that meet these conditions; ``None`` means no condition."""
+    return rows.filter(**{name: value for name, value in given.items() if value is not None})
 
 
 def _sum(row: tuple[Any, ...]) -> UsageSum:
@@ -269,15 +270,11 @@ def _sum(row: tuple[Any, ...]) -> UsageSum:
         custom_name=custom_name,
         entry_count=entries,
         successes=successes,
-        tokens=_token_counts(tokens),
+        tokens=token_counts(tokens),
         duration_ms=duration,
         amount=amount or 0,
         cost=cost,
     )
-
-
-def _token_counts(counts: Iterable[int]) -> TokenCounts:
-    return TokenCounts(**dict(zip(_TOKENS, counts, strict=True)))
 
 
 def _spent(entry: UsageEntry, root_id: str, copied: Mapping[str, Any]) -> Spent:
@@ -303,13 +300,13 @@ def _columns_of(entry: UsageEntry) -> dict[str, Any]:
         "cost_usd": None if entry.cost_usd is None else cost_units(entry.cost_usd),
     }
     if entry.tokens is not None:
-        columns |= {f"{name}_tokens": getattr(entry.tokens, name) for name in _TOKENS}
+        columns |= {f"{name}_tokens": getattr(entry.tokens, name) for name in TOKEN_FIELDS}
     return {name: value for name, value in columns.items() if value is not None}
 
 
 def _entry(row: Mapping[str, Any]) -> UsageEntry:
     kind = UsageKind(row["kind"])
-    tokens = _token_counts(row[f"{name}_tokens"] or 0 for name in _TOKENS)
+    tokens = token_counts(row[f"{name}_tokens"] or 0 for name in TOKEN_FIELDS)
     return UsageEntry(
         **{field: row[column] for column, field in _FIELDS.items()},
         kind=kind,

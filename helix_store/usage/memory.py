@@ -21,8 +21,8 @@ from helix_store.engine.memory import MemoryTable
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import with_descendants
 from helix_store.usage.rules import (
-    EntryFilter,
-    PlacedEntry,
+    KindFilter,
+    StepFilter,
     UsageQuery,
     bucket_start,
     rollup,
@@ -120,10 +120,15 @@ class MemoryUsage:
         )
 
     def select(
-        self, session_id: str, chosen: EntryFilter, *, limit: int | None, offset: int
+        self, session_id: str, kinds: KindFilter, steps: StepFilter, *, limit: int | None, offset: int
     ) -> list[UsageEntry]:
+        first, last = steps
         entries = _by_time(
-            stored for stored in self._of_session(session_id) if _is_chosen(stored.entry, chosen)
+            stored
+            for stored in self._of_session(session_id)
+            if (kinds is None or stored.entry.kind in kinds)
+            and (first is None or stored.entry.step_count >= first)
+            and (last is None or stored.entry.step_count <= last)
         )
         end = None if limit is None else offset + limit
         return [stored.entry for stored in entries[offset:end]]
@@ -136,7 +141,7 @@ class MemoryUsage:
                 return None
         return rollup((sum_of(stored.entry) for stored in entries), session_count=len(session_ids))
 
-    def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
+    def query(self, query: UsageQuery) -> tuple[list[tuple[UsageEntry, int]], int | None, bool]:
         found = _by_time(stored for stored in self._all() if _matches(stored, query))
         total = len(found)
         if query.descending:
@@ -150,7 +155,7 @@ class MemoryUsage:
                 if (_position(stored) < seen if query.descending else _position(stored) > seen)
             ]
         end = query.offset + query.limit
-        page = [PlacedEntry(stored.entry, stored.ordinal) for stored in found[query.offset : end]]
+        page = [(stored.entry, stored.ordinal) for stored in found[query.offset : end]]
         return page, total if query.count else None, end < len(found)
 
     def time_series(
@@ -209,14 +214,6 @@ def _position(stored: StoredEntry) -> tuple[int, int]:
 
 def _by_time(entries: Iterable[StoredEntry]) -> list[StoredEntry]:
     return sorted(entries, key=_position)
-
-
-def _is_chosen(entry: UsageEntry, chosen: EntryFilter) -> bool:
-    return (
-        (chosen.kinds is None or entry.kind in chosen.kinds)
-        and (chosen.first_step is None or entry.step_count >= chosen.first_step)
-        and (chosen.last_step is None or entry.step_count <= chosen.last_step)
-    )
 
 
 def _matches(stored: StoredEntry, query: UsageQuery) -> bool:

@@ -14,7 +14,6 @@ from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.serialization import exact_cost
 from helix_store.core.types import Timestamp, UsageKind, UserId
 from helix_store.core.usage import (
-    TokenCounts,
     UsageGroup,
     UsageReport,
     UsageReportGrouping,
@@ -27,8 +26,8 @@ from helix_store.engine.expressions import list_parameter, summed
 from helix_store.exceptions import InvalidQuery
 from helix_store.models import UsageEntry
 from helix_store.usage import sql
+from helix_store.usage.rules import TOKEN_FIELDS, token_counts
 
-_TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _FORMULA_STARTS: Final = ("=", "+", "-", "@")
 
 ENTRIES_READ: Final = 1_000
@@ -94,13 +93,12 @@ def session_totals(keys: Sequence[int], *, using: str) -> dict[int, SessionTotal
     """
     db = Database(using, "")
     rows = db.read(sql.totals_of_sessions(ENTRIES_READ), {"keys": list_parameter(db, keys)})
-    return {key: _session_total(*(sums if db.is_postgresql else sums[0].split(";"))) for key, *sums in rows}
-
-
-def _session_total(count: int | str, tokens: Any, cost: Any) -> SessionTotal:
-    return SessionTotal(
-        tokens=summed(tokens), cost_usd=cost_from_units(summed(cost)), is_partial=int(count) > ENTRIES_READ
-    )
+    totals = {}
+    for key, *sums in rows:
+        count, tokens, cost = sums if db.is_postgresql else sums[0].split(";")
+        is_partial = int(count) > ENTRIES_READ
+        totals[key] = SessionTotal(summed(tokens), cost_from_units(summed(cost)), is_partial)
+    return totals
 
 
 def unpriced_entries(session_id: str, *, using: str | None = None, tenant: str = "") -> int:
@@ -126,7 +124,7 @@ def csv_rows(report: UsageReport) -> Iterator[list[str]]:
         report.by.value,
         "is_deleted",
         *counts,
-        *(f"{name}_tokens" for name in _TOKENS),
+        *(f"{name}_tokens" for name in TOKEN_FIELDS),
         "cost_usd",
     ]
     for group in report.groups:
@@ -135,7 +133,7 @@ def csv_rows(report: UsageReport) -> Iterator[list[str]]:
             _inert(group.group),
             str(group.is_deleted).lower(),
             *(str(getattr(group, name)) for name in counts),
-            *(str(getattr(group.tokens, name)) for name in _TOKENS),
+            *(str(getattr(group.tokens, name)) for name in TOKEN_FIELDS),
             exact_cost(group.cost_usd),
         ]
 
@@ -174,7 +172,7 @@ def _sums(columns: Iterable[Any]) -> dict[str, Any]:
         "entry_count": entries,
         "tool_calls": tool_calls,
         "unpriced": unpriced,
-        "tokens": TokenCounts(**dict(zip(_TOKENS, tokens, strict=True))),
+        "tokens": token_counts(tokens),
         "cost_usd": cost_from_units(cost),
     }
 

@@ -5,10 +5,10 @@ the in-memory store passes single entries.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Final
 
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import (
@@ -24,21 +24,17 @@ from helix_store.core.usage import (
 )
 from helix_store.usage.entries import plain_amount
 
+KindFilter = Sequence[UsageKind] | None
+"""Kinds in order; ``None`` means all."""
+StepFilter = tuple[int | None, int | None]
+"""The first and the last step, both inclusive; ``None`` means no bound."""
 
-class PlacedEntry(NamedTuple):
-    """An entry and its recording number, which orders entries with the same timestamp."""
-
-    entry: UsageEntry
-    ordinal: int
+TOKEN_FIELDS: Final = tuple(each.name for each in fields(TokenCounts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryFilter:
-    """Filters of a session's entries; ``None`` means no filter. Steps are inclusive."""
-
-    kinds: frozenset[UsageKind] | None = None
-    first_step: int | None = None
-    last_step: int | None = None
+def token_counts(counts: Iterable[int]) -> TokenCounts:
+    """Return numbers of tokens in the order of `TOKEN_FIELDS`."""
+    return TokenCounts(**dict(zip(TOKEN_FIELDS, counts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +45,7 @@ class UsageQuery:
     """
 
     agent_type: str | None = None
-    kinds: frozenset[UsageKind] | None = None
+    kinds: KindFilter = None
     user_id: str | None = None
     model: str | None = None
     date_from: datetime | None = None

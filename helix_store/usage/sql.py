@@ -16,6 +16,7 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.sessions.sql import SESSION_BY_ID
+from helix_store.usage.rules import TOKEN_FIELDS
 
 _TYPES: Final = {
     "BigIntegerField": "bigint",
@@ -41,7 +42,7 @@ SESSION_COLUMNS: Final = {
 }
 """Columns that an entry copies from its session, and their names there."""
 
-_TOKENS: Final = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens", "total_tokens")
+_TOKENS: Final = tuple(f"{name}_tokens" for name in TOKEN_FIELDS)
 SUMMED: Final = ("duration_ms", "cost_usd", *_TOKENS)
 
 # The number of parameters that SQLite has allowed since 3.32, unless it is built with another limit.

@@ -28,7 +28,7 @@ from helix_store.sessions.memory.scope import TenantScope
 from helix_store.usage.database import DatabaseUsage
 from helix_store.usage.entries import checked_entry, priced
 from helix_store.usage.memory import MemoryUsage, UsageLedger
-from helix_store.usage.rules import EntryFilter, UsageQuery
+from helix_store.usage.rules import KindFilter, StepFilter, UsageQuery
 
 Kinds = UsageKind | str | Collection[UsageKind | str]
 
@@ -79,10 +79,11 @@ class UsageStoreBase:
         ``step_range`` is the first and the last step, both inclusive; each may be ``None``. For a deleted
         session the result is its kept entries; for an unknown session it is empty.
         """
-        first_step, last_step = _step_range(step_range)
+        steps = _step_range(step_range)
         return self._backend.select(
             validation.identifier(session_id, "session_id"),
-            EntryFilter(kinds=_kinds(kinds), first_step=first_step, last_step=last_step),
+            _kinds(kinds),
+            steps,
             limit=None if limit is None else validation.page_limit(limit, maximum=MAX_BIGINT),
             offset=validation.page_offset(offset),
         )
@@ -186,8 +187,8 @@ class UsageStoreBase:
         placed, total, has_more = self._backend.query(query)
         next_cursor = None
         if has_more:
-            last = placed[-1]
-            next_cursor = write_cursor([last.entry.timestamp, last.ordinal], query=binding)
+            last, ordinal = placed[-1]
+            next_cursor = write_cursor([last.timestamp, ordinal], query=binding)
         return UsagePage(
             entries=[entry for entry, _ in placed],
             total=total,
@@ -256,19 +257,19 @@ class InMemoryUsageStore(UsageStoreBase):
             return sum(1 for _ in self._ledger.all())
 
 
-def _kinds(kinds: Kinds | None) -> frozenset[UsageKind] | None:
+def _kinds(kinds: Kinds | None) -> KindFilter:
     if kinds is None:
         return None
     if isinstance(kinds, str):
         kinds = [kinds]
     if not isinstance(kinds, Collection) or isinstance(kinds, bytes | Mapping):
         raise InvalidQuery("kinds must be a kind of usage or a collection of kinds.", path="kinds")
-    return frozenset(
-        validation.query_enum(UsageKind, kind, "kinds") for kind in validation.items(kinds, "kinds")
+    return sorted(
+        {validation.query_enum(UsageKind, kind, "kinds") for kind in validation.items(kinds, "kinds")}
     )
 
 
-def _step_range(steps: Any) -> tuple[int | None, int | None]:
+def _step_range(steps: Any) -> StepFilter:
     if steps is None:
         return None, None
     try:
@@ -283,7 +284,6 @@ def _step_range(steps: Any) -> tuple[int | None, int | None]:
 
 def _cursor_binding(tenant: str, query: UsageQuery) -> dict[str, Any]:
     binding = {"of": "usage", "tenant": tenant, **asdict(query)}
-    binding["kinds"] = None if query.kinds is None else sorted(query.kinds)
     for paging in ("limit", "offset", "after", "count"):
         del binding[paging]
     return binding
