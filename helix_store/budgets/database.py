@@ -229,14 +229,7 @@ def _definition_of(row: BudgetRow) -> Definition:
 def _definition(
     name: str, scope: str, value: str, period: str, limit_usd: int | None, limit_tokens: int | None
 ) -> Definition:
-    return Definition(
-        name=name,
-        scope=BudgetScope(scope),
-        value=value,
-        period=BudgetPeriod(period),
-        limit_usd=limit_usd,
-        limit_tokens=limit_tokens,
-    )
+    return Definition(name, BudgetScope(scope), value, BudgetPeriod(period), limit_usd, limit_tokens)
 
 
 def _is_counted_alike(row: BudgetRow, definition: Definition) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -41,14 +40,6 @@ class BudgetTable(MemoryTable):
 
     budgets: dict[str, StoredBudget] = field(default_factory=dict)
     holds: dict[_Counter, dict[str, tuple[int, Amounts]]] = field(default_factory=dict)
-
-    def saved(self) -> Callable[[], None]:
-        budgets, holds = self.budgets.copy(), copy.deepcopy(self.holds)
-
-        def put_back() -> None:
-            self.budgets, self.holds = budgets, holds
-
-        return put_back
 
     def session_is_gone(self, session_id: str, *, keep_usage: bool) -> None:
         for held in self.holds.values():

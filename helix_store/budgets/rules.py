@@ -30,7 +30,7 @@ class Amounts(NamedTuple):
 NOTHING = Amounts()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Definition:
     """A checked budget. ``value`` is empty for a tenant, and for each user or agent type."""
 

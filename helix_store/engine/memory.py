@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, TypeVar
 
 
@@ -15,11 +17,17 @@ class MemoryTable:
         """Delete the data of a deleted session, as a foreign key would. The caller holds the lock."""
 
     def saved(self) -> Callable[[], None]:
-        """Return a function that restores the current content of the table.
+        """Return a function that restores the current content of the table, here of a dataclass.
 
         Both are called while the lock is held.
         """
-        raise NotImplementedError
+        content = copy.deepcopy(self)
+
+        def put_back() -> None:
+            for each in fields(self):  # type: ignore[arg-type]  # other tables override this method
+                setattr(self, each.name, getattr(content, each.name))
+
+        return put_back
 
 
 V = TypeVar("V")

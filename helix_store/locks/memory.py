@@ -119,13 +119,19 @@ class MemoryLocks:
 class NoOpLocks:
     """The back end of a manager whose calls always succeed and lock nothing."""
 
+    _mutex = threading.Lock()
+    _newest_token = 0
+
     def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term:
-        return Term(_TOKENS.next(), _end_without_storage(ttl_ms))
+        with self._mutex:
+            # Microseconds since 1970, in all managers of this process.
+            token = NoOpLocks._newest_token = max(NoOpLocks._newest_token + 1, time.time_ns() // 1000)
+        return Term(token, moments.now() + timedelta(milliseconds=ttl_ms))
 
     take_over = acquire
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime:
-        return _end_without_storage(ttl_ms)
+        return moments.now() + timedelta(milliseconds=ttl_ms)
 
     def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
         return True
@@ -138,23 +144,3 @@ class NoOpLocks:
 
     def active(self) -> list[LockInfo]:
         return []
-
-
-class _Tokens:
-    """Microseconds since 1970, or the last token plus one if that is larger."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._last = 0
-
-    def next(self) -> int:
-        with self._mutex:
-            self._last = max(self._last + 1, time.time_ns() // 1000)
-            return self._last
-
-
-_TOKENS: Final = _Tokens()
-
-
-def _end_without_storage(ttl_ms: int) -> datetime:
-    return moments.now() + timedelta(milliseconds=ttl_ms)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from django.db.models import Count, F, Q, QuerySet, Sum
 from django.db.models.expressions import Combinable
@@ -81,7 +81,9 @@ def prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStre
 def prune_batches(db: Database, tenant: str | None, request: PruneRequest) -> Iterator[PrunedStreams]:
     """Run `prune` and yield the sum so far after each step."""
     if request.dry_run:
-        yield _would_prune(db, tenant, request)
+        # Deleting millions of chunks and rolling the deletion back would take as long as the real run.
+        ((lost,),) = db.read(sql.COUNT_LOST, {"tenant": tenant})
+        yield replace(would_empty(db, _of_tenant(db, tenant), request), failed=int(lost))
         return
     pruned = _NOTHING
     for failed in _fail_lost(db, tenant):
@@ -94,17 +96,10 @@ def prune_batches(db: Database, tenant: str | None, request: PruneRequest) -> It
             yield pruned
 
 
-def _would_prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStreams:
-    """Return what `prune` would do, with one statement for each rule.
-
-    Deleting millions of chunks and rolling the deletion back would take as long as the real run.
-    """
-    ((lost,),) = db.read(sql.COUNT_LOST, {"tenant": tenant})
-    return replace(would_empty(db, _of_tenant(db, tenant), request), failed=int(lost))
-
-
 def would_empty(db: Database, streams: QuerySet[Stream], request: PruneRequest) -> PrunedStreams:
-    """Return the number of chunks that are too old or too many, and of the streams that have them."""
+    """Return the number of chunks that are too old or too many, and of the streams that have them. One
+    statement for each rule.
+    """
     pruned = _NOTHING
     for rule in _rules(request):
         surplus = F("last_sequence") - rule.keep - F("floor")
@@ -129,19 +124,14 @@ def _fail_lost(db: Database, tenant: str | None) -> Iterator[int]:
         yield count
 
 
-def _is_expired(request: PruneRequest) -> Q:
-    """Select streams that lose all of their chunks, because they ended too long ago by its clock."""
-    # Each part repeats the condition of the partial index that serves it.
+def _rules(request: PruneRequest) -> list[_Rule]:
+    # Each part repeats the condition of the partial index that serves it. The database's clock decides.
     expired = Q(keep_until__isnull=False, is_emptied=False, keep_until__lte=Now())
     if request.older_than is not None:
         is_age = isinstance(request.older_than, timedelta)
         cutoff = Now() - request.older_than if is_age else request.older_than
         expired |= Q(ended_at__isnull=False, is_emptied=False, ended_at__lte=cutoff)
-    return expired
-
-
-def _rules(request: PruneRequest) -> list[_Rule]:
-    expired = _is_expired(request)
+    # These streams lose all of their chunks, because they ended too long ago.
     rules = [_Rule(expired, 0, _SORTED_BY_KEY)]
     if request.keep_chunks is not None:
         too_many = Q(last_sequence__gt=F("floor") + request.keep_chunks) & ~expired
@@ -161,13 +151,9 @@ def _each(db: Database, tenant: str | None, rule: _Rule) -> Iterator[int]:
     streams = _of_tenant(db, tenant).filter(rule.condition)
     keys = streams.alias(position=rule.order).order_by("position").values_list("pk", flat=True)
     last = 0
-    while page := db.query(partial(_page_after, keys, last)):
+    while page := db.query(partial(list, keys.filter(position__gt=last)[: conf.page_size()])):
         yield from page
         last = page[-1]
-
-
-def _page_after(keys: QuerySet[Any, int], last: int) -> list[int]:
-    return list(keys.filter(position__gt=last)[: conf.page_size()])
 
 
 def _remove(db: Database, key: int, rule: _Rule) -> int:

@@ -10,14 +10,9 @@ from typing import Final, NamedTuple
 from helix_store.core.payloads import decode
 from helix_store.core.streams import StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
+from helix_store.exceptions import StreamNotFound, StreamTruncated
 from helix_store.streams.backend import StreamBackend
-from helix_store.streams.rules import (
-    FIRST_PAGE_LENGTH,
-    StreamHead,
-    StreamSlice,
-    next_page_length,
-    require_same_stream,
-)
+from helix_store.streams.rules import FIRST_PAGE_LENGTH, StreamHead, StreamSlice, next_page_length
 from helix_store.streams.watchers import Watch
 
 
@@ -103,7 +98,11 @@ class ResumableReader:
         key = (self._head.identity, self._after, length)
         read = partial(self._backend.page, self.stream_id, self._after, length)
         page = await self._watch.read(read, key)
-        page = require_same_stream(page, self.stream_id, self._head.identity)
+        if page is None:
+            raise StreamNotFound(self.stream_id)
+        if page.head.identity != self._head.identity:
+            # The stream was reset or replaced.
+            raise StreamTruncated(1)
         self._head = page.head
         page.head.check_readable(self._after)
         return page

@@ -98,9 +98,5 @@ class ReaderPool:
             return self._waiting.pop(next(iter(self._waiting)))
 
 
-_pool: Final = PerProcess(ReaderPool)
-
-
-def reader_pool() -> ReaderPool:
-    """Return the pool of this process."""
-    return _pool.get()
+reader_pool: Final = PerProcess(ReaderPool).get
+"""Return the pool of this process."""

@@ -18,7 +18,6 @@ from helix_store.exceptions import (
     InvalidPayload,
     InvalidQuery,
     StreamClosed,
-    StreamNotFound,
     StreamTruncated,
 )
 
@@ -135,11 +134,7 @@ class PruneRequest:
             older_than = validation.aware_datetime(older_than, "older_than")
         if keep_chunks is not None:
             validation.query_number(keep_chunks, "keep_chunks", maximum=UNLIMITED)
-        return cls(
-            older_than=older_than,
-            keep_chunks=keep_chunks,
-            dry_run=dry_run,
-        )
+        return cls(older_than=older_than, keep_chunks=keep_chunks, dry_run=dry_run)
 
 
 def info_of(stream_id: str, stored: Any) -> StreamInfo:
@@ -157,18 +152,6 @@ def info_of(stream_id: str, stored: Any) -> StreamInfo:
         updated_at=stored.updated_at,
         ended_at=stored.ended_at,
     )
-
-
-def require_same_stream(page: StreamSlice | None, stream_id: str, identity: tuple[int, int]) -> StreamSlice:
-    """Return the page if it belongs to the stream that the reader started with.
-
-    Raises `StreamNotFound` if the stream was deleted, and `StreamTruncated` if it was reset or replaced.
-    """
-    if page is None:
-        raise StreamNotFound(stream_id)
-    if page.head.identity != identity:
-        raise StreamTruncated(1)
-    return page
 
 
 def changes_status(current: StreamStatus, wanted: StreamStatus) -> bool:

@@ -76,8 +76,9 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
     an invalid position, 503 if the database cannot be read, and 501 under WSGI, where every reader would hold
     a worker.
     """
-    permission = _configured_permission()
+    permission = conf.stream_permission()
     if permission is None:
+        _warn_once(_NO_PERMISSION)
         return _refusal(HTTPStatus.FORBIDDEN, _NO_PERMISSION)
     tenant = await permitted_tenant(request, stream_id, permission=permission)
     if tenant is None:
@@ -124,14 +125,6 @@ def _refusal(status: HTTPStatus, reason: str = "") -> HttpResponse:
 
 
 # --- The permission --------------------------------------------------------------------------------
-
-
-def _configured_permission() -> str | None:
-    """Return the dotted path of the callable; if there is none, log a warning once per process."""
-    permission = conf.stream_permission()
-    if permission is None:
-        _warn_once(_NO_PERMISSION)
-    return permission
 
 
 async def permitted_tenant(request: HttpRequest, stream_id: str, *, permission: str) -> str | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from helix_store.core import validation
 from helix_store.core.usage import (
@@ -49,15 +48,6 @@ class UsageLedger(MemoryTable):
     """Entries of deleted sessions with this id."""
     _ids: set[str] = field(default_factory=set)
     _recorded: int = 0
-
-    def saved(self) -> Callable[[], None]:
-        ledger = copy.deepcopy(self)
-
-        def put_back() -> None:
-            for each in fields(self):
-                setattr(self, each.name, getattr(ledger, each.name))
-
-        return put_back
 
     def add(self, entry: UsageEntry, spender: Spender) -> None:
         """Record an entry, unless its id is known."""
