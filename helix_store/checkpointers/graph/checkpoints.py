@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from django.db import IntegrityError
 from django.db.models import F, QuerySet
 
 from helix_store import conf
 from helix_store.checkpointers.graph import sql
-from helix_store.checkpointers.graph.payloads import created_session, encode_checkpoint, read_checkpoint
+from helix_store.checkpointers.graph.payloads import (
+    CHECKPOINT_COLUMNS,
+    created_session,
+    encode_checkpoint,
+    read_checkpoint,
+)
 from helix_store.checkpointers.graph.types import GraphCheckpoint, GraphPage, GraphSession
 from helix_store.core import moments, validation
 from helix_store.core.guards import Guard, guard
@@ -32,19 +37,6 @@ from helix_store.sessions.database.rows import first_row, pk_of
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
-
-_COLUMNS: Final = (
-    "pk",
-    "checkpoint_id",
-    "namespace",
-    "parent_checkpoint_id",
-    "version",
-    "step_count",
-    "step_id",
-    "source",
-    "payload",
-    "created_at",
-)
 
 
 class GraphCheckpoints(DatabaseOperations):
@@ -128,7 +120,7 @@ class GraphCheckpoints(DatabaseOperations):
                 ) from exc
             raise
         Session.objects.using(self.db.alias).filter(pk=head.pk).update(updated_at=row.created_at)
-        return read_checkpoint({name: getattr(row, name) for name in _COLUMNS}, session_id)
+        return read_checkpoint({name: getattr(row, name) for name in CHECKPOINT_COLUMNS}, session_id)
 
     def get_checkpoint(self, checkpoint_id: str) -> GraphCheckpoint | None:
         """Return a checkpoint by its id alone, or ``None``. One query.
@@ -140,7 +132,7 @@ class GraphCheckpoints(DatabaseOperations):
             session__tenant=self.db.tenant,
             checkpoint_id=validation.identifier(checkpoint_id, "checkpoint_id"),
         )
-        row = self.db.query(lambda: first_row(found.values("session__session_id", *_COLUMNS)))
+        row = self.db.query(lambda: first_row(found.values("session__session_id", *CHECKPOINT_COLUMNS)))
         return None if row is None else read_checkpoint(row, row["session__session_id"]).readable()
 
     def get_latest_checkpoint(self, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
@@ -177,7 +169,7 @@ class GraphCheckpoints(DatabaseOperations):
         limit = validation.page_limit(limit)
 
         def read() -> list[dict[str, Any]]:
-            found = list(rows.values(*_COLUMNS)[: limit + 1])
+            found = list(rows.values(*CHECKPOINT_COLUMNS)[: limit + 1])
             if not found:
                 session_key(self.db, session_id)
             return found
@@ -276,7 +268,7 @@ class GraphCheckpoints(DatabaseOperations):
 
 def latest_checkpoint(db: Database, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
     """Return the checkpoint with the highest version, of one namespace or of all. One query."""
-    row = first_row(_newest_first(db, session_id, namespace).values(*_COLUMNS))
+    row = first_row(_newest_first(db, session_id, namespace).values(*CHECKPOINT_COLUMNS))
     return None if row is None else read_checkpoint(row, session_id).readable()
 
 

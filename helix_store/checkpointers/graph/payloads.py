@@ -8,6 +8,7 @@ without its typed values, so that it does not affect the other rows of a list.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
@@ -31,6 +32,18 @@ from helix_store.sessions.requests import EncodedMessage, NewSession
 
 _MESSAGE_FIELDS: Final = ("content", "tool_calls", "tool_results", "tokens_in", "tokens_out")
 _CHECKPOINT_FIELDS: Final = ("node_results", "pending_nodes", "cycle_state")
+_COLUMNS_OF_CHECKPOINT: Final = {
+    "checkpoint_id": "checkpoint_id",
+    "namespace": "namespace",
+    "parent_id": "parent_checkpoint_id",
+    "version": "version",
+    "step": "step_count",
+    "node_id": "step_id",
+    "created_at": "created_at",
+}
+CHECKPOINT_COLUMNS: Final = ("pk", *_COLUMNS_OF_CHECKPOINT.values(), "source", "payload")
+_SESSION_FIELDS: Final = tuple(each.name for each in fields(GraphSession) if each.name != "metadata")
+SESSION_COLUMNS: Final = (*_SESSION_FIELDS, "typed_metadata")
 _PENDING_KINDS: Final = (list, tuple, set, frozenset)
 
 
@@ -147,10 +160,7 @@ def created_session(new: NewSession, at: datetime) -> GraphSession:
 
 
 def read_session(row: Mapping[str, Any]) -> GraphSession:
-    columns = {
-        name: row[name]
-        for name in ("session_id", "directory", "title", "workspace_id", "created_at", "updated_at")
-    }
+    columns = {name: row[name] for name in _SESSION_FIELDS}
     text = row["typed_metadata"]
     try:
         metadata = None if text is None else _read_object(text)
@@ -170,17 +180,8 @@ def read_message(row: Mapping[str, Any], session_id: str) -> StoredMessage:
 
 
 def read_checkpoint(row: Mapping[str, Any], session_id: str) -> GraphCheckpoint:
-    columns = {
-        "checkpoint_id": row["checkpoint_id"],
-        "session_id": session_id,
-        "namespace": row["namespace"],
-        "parent_id": row["parent_checkpoint_id"],
-        "version": row["version"],
-        "step": row["step_count"],
-        "node_id": row["step_id"],
-        "source": CheckpointSource(row["source"]),
-        "created_at": row["created_at"],
-    }
+    columns = {name: row[column] for name, column in _COLUMNS_OF_CHECKPOINT.items()}
+    columns |= {"session_id": session_id, "source": CheckpointSource(row["source"])}
     try:
         return GraphCheckpoint(**checkpoint_values(row["payload"]), **columns)
     except IntegrityFault:

@@ -12,6 +12,7 @@ from helix_store import conf
 from helix_store.checkpointers.graph.checkpoints import GraphCheckpoints, latest_checkpoint
 from helix_store.checkpointers.graph.messages import MESSAGE_COLUMNS, GraphMessages, newest_messages
 from helix_store.checkpointers.graph.payloads import (
+    SESSION_COLUMNS,
     created_session,
     encode_metadata,
     new_session,
@@ -41,16 +42,6 @@ from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 
 Listed = TypeVar("Listed", GraphSession, GraphSessionSummary)
-
-_COLUMNS: Final = (
-    "session_id",
-    "directory",
-    "title",
-    "workspace_id",
-    "typed_metadata",
-    "created_at",
-    "updated_at",
-)
 
 
 class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
@@ -102,7 +93,7 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
         Raises `IntegrityFault` if its metadata cannot be read.
         """
         found = session_with_id(self.db, validation.identifier(session_id, "session_id"))
-        row = self.db.query(lambda: first_row(found.values(*_COLUMNS)))
+        row = self.db.query(lambda: first_row(found.values(*SESSION_COLUMNS)))
         return None if row is None else read_session(row).readable()
 
     def update_session(
@@ -134,7 +125,7 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
             head = lock_session(self.db, session_id)
             if columns:
                 advance(self.db, head, **columns)
-            return read_session(session_with_id(self.db, session_id).values(*_COLUMNS).get())
+            return read_session(session_with_id(self.db, session_id).values(*SESSION_COLUMNS).get())
 
         return self.db.transaction(update)
 
@@ -179,7 +170,7 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
         newest = self._matching(_workspace_filter(workspace_id))
 
         def read() -> GraphContinuation | None:
-            row = first_row(newest.values(*_COLUMNS))
+            row = first_row(newest.values(*SESSION_COLUMNS))
             if row is None:
                 return None
             return GraphContinuation(
@@ -238,14 +229,17 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
         return GraphPage(items=found[:limit], next_cursor=next_cursor)
 
     def _sessions(self, sessions: QuerySet[Session]) -> list[GraphSession]:
-        return [read_session(row) for row in sessions.values(*_COLUMNS)]
+        return [read_session(row) for row in sessions.values(*SESSION_COLUMNS)]
 
     def _summaries(self, sessions: QuerySet[Session]) -> list[GraphSessionSummary]:
         """Return summaries, with three queries for any number of sessions, messages and checkpoints."""
         messages = Message.objects.using(self.db.alias)
         last_message = messages.filter(session_id=OuterRef("pk"), sequence=OuterRef("message_count"))
         listed = sessions.annotate(last_message_id=Subquery(last_message.values("pk")))
-        rows = {row["pk"]: row for row in listed.values("pk", "message_count", "last_message_id", *_COLUMNS)}
+        rows = {
+            row["pk"]: row
+            for row in listed.values("pk", "message_count", "last_message_id", *SESSION_COLUMNS)
+        }
         counted = (
             Checkpoint.objects.using(self.db.alias)
             .filter(session_id__in=rows, kind=CheckpointKind.GRAPH)

@@ -30,9 +30,9 @@ from helix_store.management.times import moment_of, time_or_age
 from helix_store.reports.times import project_zone
 from helix_store.stores import DatabaseStreamManager
 from helix_store.streams.listing import ListedStream, StreamList, WriterState, list_streams, tenants_of_stream
+from helix_store.streams.manager import StreamTail
 from helix_store.streams.pruning import prune_batches
 from helix_store.streams.rules import PruneRequest
-from helix_store.streams.tail import StreamTail
 
 _LONGEST_PAGE: Final = 200
 _COLUMNS: Final = (
