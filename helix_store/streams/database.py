@@ -197,8 +197,9 @@ class DatabaseStreams(DatabaseOperations):
         ((*columns, first_sequence, payloads),) = rows
         head = StreamHead.of(*columns)
         texts = [] if first_sequence is None else payloads.split("\n")
-        if after >= head.floor:
-            _check_complete(len(texts), after, min(after + limit, head.last_sequence))
+        # The head and its chunks are read at the same time.
+        if after >= head.floor and len(texts) != max(0, min(last, head.last_sequence) - after):
+            raise IntegrityFault("Numbered chunks of a stream are missing; other streams are not affected.")
         return StreamSlice(head, first_sequence or after + 1, tuple(texts))
 
     def prune(self, request: PruneRequest) -> PrunedStreams:
@@ -294,12 +295,6 @@ def _lock_head(db: Database, stream_id: str) -> StreamHead | None:
 
 def _streams(db: Database) -> QuerySet[Stream]:
     return Stream.objects.using(db.alias).filter(tenant=db.tenant)
-
-
-def _check_complete(count: int, after: int, last: int) -> None:
-    """Check that no chunk is missing; the head and its chunks are read at the same time."""
-    if count != max(0, last - after):
-        raise IntegrityFault("Numbered chunks of a stream are missing; other streams are not affected.")
 
 
 def _lease(writer: NewWriter | None) -> dict[str, Any]:

@@ -61,12 +61,6 @@ def _checked(entry: UsageEntry) -> UsageEntry:
     return replace(entry, kind=kind, **checked)
 
 
-def _success(value: Any, name: str) -> bool:
-    if type(value) is not bool:
-        raise InvalidPayload(path=name, reason=f"expected bool, got {type(value).__name__}")
-    return value
-
-
 def _amount(value: Any, name: str) -> int | float:
     if type(value) is int:
         return validation.whole_number(value, name, maximum=MAX_EXACT_AMOUNT)
@@ -100,7 +94,10 @@ _TOKENS: Final = validation.record(
 _SOURCE: Final = validation.record(
     UsageSource, {"type": validation.identifier, "name": validation.identifier}
 )
-_CALL: Final[dict[str, validation.Rule]] = {"success": _success, "duration_ms": validation.milliseconds}
+_CALL: Final[dict[str, validation.Rule]] = {
+    "success": lambda value, name: validation.instance(value, bool, name),
+    "duration_ms": validation.milliseconds,
+}
 _OWN_FIELDS: Final[dict[UsageKind, dict[str, validation.Rule]]] = {
     UsageKind.TOKENS: {"model": validation.identifier, "tokens": _TOKENS},
     UsageKind.TOOL: {"tool_name": validation.identifier, **_CALL},
