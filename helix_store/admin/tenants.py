@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.db.models import Max, Model, QuerySet
 
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import tenant_parameter
+from helix_store.engine.expressions import all_tenants, tenant_parameter
 from helix_store.engine.statement import Statement, table
 
 MOST_TENANTS: Final = 200
@@ -21,18 +21,7 @@ NEWEST_FILTERED: Final = 100_000
 
 @lru_cache
 def _tenants(model: type[Model]) -> Statement:
-    rows = table(model)
-    # This is a skip scan, which takes one index lookup per tenant.
-    return Statement(
-        f"""
-        WITH RECURSIVE known(tenant, place) AS (
-            SELECT min(tenant), 1 FROM {rows}
-          UNION ALL
-            SELECT (SELECT min(t.tenant) FROM {rows} AS t WHERE t.tenant > known.tenant), place + 1
-            FROM known WHERE known.tenant IS NOT NULL AND place <= {MOST_TENANTS}
-        )
-        SELECT tenant FROM known WHERE tenant IS NOT NULL"""
-    )
+    return Statement(all_tenants(table(model), most=MOST_TENANTS))
 
 
 def known_tenants(model: type[Model], using: str) -> list[str]:

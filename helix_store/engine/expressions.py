@@ -22,7 +22,9 @@ from django.db.models import (
 )
 from django.db.models.lookups import GreaterThan, LessThan
 
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.database import Database
+from helix_store.engine.statement import Statement
 from helix_store.models.fields import MomentField
 
 
@@ -189,3 +191,25 @@ def rows_parameter(db: Database, names: Sequence[str], rows: Sequence[Mapping[st
     if db.is_postgresql:
         return [[row.get(name) for row in rows] for name in names]
     return [row.get(name) for row in rows for name in names]
+
+
+def all_tenants(rows: str, *, most: int = MAX_BIGINT) -> str:
+    """Return a query for the tenants of a table, at most one more than ``most``. It is a skip scan, which
+    takes one look-up in an index that begins with the tenant for each of them.
+    """
+    return f"""
+        WITH RECURSIVE known(tenant, place) AS (
+            SELECT min(tenant), CAST(1 AS bigint) FROM {rows}
+          UNION ALL
+            SELECT (SELECT min(t.tenant) FROM {rows} AS t WHERE t.tenant > known.tenant), place + 1
+            FROM known WHERE known.tenant IS NOT NULL AND place <= {most}
+        )
+        SELECT tenant FROM known WHERE tenant IS NOT NULL"""
+
+
+def tenants_with(rows: str, column: str) -> Statement:
+    """Select the tenants of a table that have a row with this id, in order: no index begins with the id."""
+    return Statement(f"""
+        SELECT tenant FROM ({all_tenants(rows)}) AS known WHERE EXISTS (
+            SELECT 1 FROM {rows} AS own WHERE own.tenant = known.tenant AND own.{column} = %({column})s
+        ) ORDER BY tenant""")

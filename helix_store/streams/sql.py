@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from helix_store.engine.clocks import CITUS, POSTGRESQL, SQLITE, Clock, with_clock
+from helix_store.engine.expressions import tenants_with
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Stream, StreamChunk
 
@@ -150,22 +151,7 @@ unknown stream. The payloads are joined by line breaks, which no payload contain
 takes longer than finding them.
 """
 
-TENANTS_OF: Final = Statement(
-    # One look-up for each tenant: no index begins with the stream's id.
-    f"""
-    WITH RECURSIVE known(tenant) AS (
-        SELECT min(tenant) FROM {_STREAM}
-      UNION ALL
-        SELECT (SELECT min(stream.tenant) FROM {_STREAM} AS stream WHERE stream.tenant > known.tenant)
-        FROM known WHERE known.tenant IS NOT NULL
-    )
-    SELECT tenant FROM known
-    WHERE tenant IS NOT NULL AND EXISTS (
-        SELECT 1 FROM {_STREAM} AS stream
-        WHERE stream.tenant = known.tenant AND stream.stream_id = %(stream_id)s
-    )
-    ORDER BY tenant"""
-)
+TENANTS_OF: Final = tenants_with(_STREAM, "stream_id")
 """The tenants that have a stream with this id."""
 
 # --- Pruning and deleting --------------------------------------------------------------------------

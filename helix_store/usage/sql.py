@@ -11,7 +11,7 @@ from typing import Final
 
 from helix_store.core.usage import UsageReportGrouping
 from helix_store.counters.sql import COUNT_INSERTED, has_budgets
-from helix_store.engine.expressions import exact_sum, is_in_list, local_day
+from helix_store.engine.expressions import all_tenants, exact_sum, is_in_list, local_day
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
@@ -179,17 +179,6 @@ def totals_of_sessions(most: int) -> Statement:
 REPORTED: Final = (*_TOKENS, "cost_usd")
 """The columns that a report adds up."""
 
-# A skip scan: one look-up in an index for each tenant.
-_EVERY_TENANT: Final = f"""
-    e.tenant IN (
-        WITH RECURSIVE known(tenant) AS (
-            SELECT min(tenant) FROM {table(UsageRow)}
-          UNION ALL
-            SELECT (SELECT min(tenant) FROM {table(UsageRow)} WHERE tenant > known.tenant)
-            FROM known WHERE known.tenant IS NOT NULL
-        )
-        SELECT tenant FROM known WHERE tenant IS NOT NULL)"""
-
 REPORT_FILTERS: Final = {
     "tenant": "e.tenant = (SELECT %(tenant)s)",
     "agent_type": "e.session_agent_type = %(agent_type)s",
@@ -227,7 +216,7 @@ def report(by: UsageReportGrouping, filters: tuple[str, ...]) -> Statement:
     conditions = [REPORT_FILTERS[name] for name in filters]
     if conditions and "tenant" not in filters:
         # Every other index begins with the tenant.
-        conditions.insert(0, _EVERY_TENANT)
+        conditions.insert(0, f"e.tenant IN ({all_tenants(table(UsageRow))})")
     rows = f"{table(UsageRow)} AS e"
     if by is UsageReportGrouping.TREE:
         rows += f" {_SESSION_OF_ENTRY}"

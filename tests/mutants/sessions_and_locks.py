@@ -66,6 +66,7 @@ _SESSIONS: Final = "sessions/sql.py"
 _STEP: Final = "sessions/step_sql.py"
 _LOCK_SQL: Final = "locks/sql.py"
 _STREAM_SQL: Final = "streams/sql.py"
+_EXPRESSIONS: Final = "engine/expressions.py"
 _SNAPSHOT_SQL: Final = "checkpointers/snapshots/sql.py"
 _OPENAI_SQL: Final = "contrib/openai_agents/sql.py"
 
@@ -224,7 +225,7 @@ SESSIONS_AND_LOCKS: Final = (
     Mutant(
         "tenant", _STREAM_SQL, "IS NULL OR tenant = %(tenant)s)", "IS NULL OR true)", _OTHER_TENANTS_STREAMS
     ),
-    Mutant("tenant", _STREAM_SQL, "stream.tenant = known.tenant AND ", "", _STREAM_COMMAND),
+    Mutant("tenant", _EXPRESSIONS, "own.tenant = known.tenant AND ", "", _STREAM_COMMAND),
     Mutant("tenant", _OPENAI_SQL, "AND (owner IS NULL OR owner = %(owner)s)", "", _RUN_STATES),
     # --- Lock order, and locks that hold off others
     Mutant("lock", _LOCK_SQL, "{_SESSION} FOR NO KEY UPDATE SKIP LOCKED", "{_SESSION}", _LOCK_ORDER),

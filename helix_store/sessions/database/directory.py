@@ -11,8 +11,15 @@ from django.db.models import Count, Exists, F, Min, OuterRef, Q, QuerySet
 
 from helix_store.core.types import SessionHead, SubSessionRef, Unset
 from helix_store.engine.database import Database, DatabaseOperations, reads
-from helix_store.engine.expressions import NoIndexHint, after_keyset, has_metadata, has_tag, tenant_parameter
-from helix_store.engine.statement import Statement, table
+from helix_store.engine.expressions import (
+    NoIndexHint,
+    after_keyset,
+    has_metadata,
+    has_tag,
+    tenant_parameter,
+    tenants_with,
+)
+from helix_store.engine.statement import table
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.models import SubSessionRef as SubSessionRow
 from helix_store.sessions.database.trees import tree_keys
@@ -20,22 +27,7 @@ from helix_store.sessions.layout import HEAD_FIELDS
 from helix_store.sessions.reading import listed_head, sub_session_ref_from
 from helix_store.sessions.requests import SessionQuery
 
-_SESSION: Final = table(Session)
-
-_TENANTS_OF: Final = Statement(
-    # Look up each tenant separately: no index begins with the session id.
-    f"""WITH RECURSIVE tenants(tenant) AS (
-            SELECT min(tenant) FROM {_SESSION}
-          UNION ALL
-            SELECT (SELECT min(s.tenant) FROM {_SESSION} AS s WHERE s.tenant > tenants.tenant)
-            FROM tenants WHERE tenants.tenant IS NOT NULL
-        )
-        SELECT tenant FROM tenants
-        WHERE tenant IS NOT NULL AND EXISTS (
-            SELECT 1 FROM {_SESSION} AS s WHERE s.tenant = tenants.tenant AND s.session_id = %(session_id)s
-        )
-        ORDER BY tenant"""
-)
+_TENANTS_OF: Final = tenants_with(table(Session), "session_id")
 
 
 class DatabaseDirectory(DatabaseOperations):
