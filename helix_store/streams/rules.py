@@ -168,18 +168,14 @@ def changes_status(current: StreamStatus, wanted: StreamStatus) -> bool:
 
 def encode_chunks(chunks: Iterable[Any], limits: Limits) -> list[str]:
     """Encode chunks, each a dict with a ``type``. Raises `InvalidPayload` and `LimitExceeded`."""
-    checked = [
-        _checked(chunk, f"chunks/{index}") for index, chunk in enumerate(validation.items(chunks, "chunks"))
-    ]
-    return encode_all(checked, limit=limits.max_chunk_bytes, name="max_chunk_bytes", path="chunks")
-
-
-def _checked(chunk: Any, path: str) -> dict[str, Any]:
-    if type(chunk) is not dict:
-        raise InvalidPayload(path=path, reason=f"expected a dict, got {type(chunk).__name__}")
-    if type(chunk.get("type")) is not str or not chunk["type"]:
-        raise InvalidPayload(path=f"{path}/type", reason="expected a text that is not empty")
-    return chunk
+    given = validation.items(chunks, "chunks")
+    for index, chunk in enumerate(given):
+        if type(chunk) is not dict:
+            reason = f"expected a dict, got {type(chunk).__name__}"
+            raise InvalidPayload(path=f"chunks/{index}", reason=reason)
+        if type(chunk.get("type")) is not str or not chunk["type"]:
+            raise InvalidPayload(path=f"chunks/{index}/type", reason="expected a text that is not empty")
+    return encode_all(given, limit=limits.max_chunk_bytes, name="max_chunk_bytes", path="chunks")
 
 
 def position(value: Any) -> int:

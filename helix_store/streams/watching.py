@@ -1,16 +1,21 @@
-"""Waiting for changes in the database: one thread polls for all readers of a process."""
+"""Readers of streams in the database. For all readers of a process, a few threads run their queries, and one
+thread polls for changes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.db import connections
 
@@ -20,13 +25,15 @@ from helix_store.engine.connections import keep_open, return_to_pool
 from helix_store.engine.database import Database
 from helix_store.models import Stream
 from helix_store.streams.notifications import Listener, uses_notify
-from helix_store.streams.reader_pool import LINGER_SECONDS, reader_pool
 from helix_store.streams.rules import HEAD_COLUMNS, StreamHead
 from helix_store.streams.watchers import Watch, Watches
 
 R = TypeVar("R")
 
 _KEYS_PER_QUERY: Final = 500
+_READING_THREADS: Final = 4
+_LINGER_SECONDS: Final = 1.0
+"""The time for which the threads of streams keep their connections without a reader."""
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +45,7 @@ async def watch_stream(db: Database, interval: float) -> Watch:
     """
     if await in_thread(lambda: db.connection.in_atomic_block):
         return _WatchInTransaction(interval)
-    return Watch(_pollers.get()(db.alias), partial(reader_pool().run, db.alias), interval)
+    return Watch(_pollers.get()(db.alias), partial(_pool.get().run, db.alias), interval)
 
 
 class _WatchInTransaction(Watch):
@@ -57,6 +64,91 @@ class _WatchInTransaction(Watch):
 
     def close(self) -> None:
         return
+
+
+# --- The threads that run queries ---------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class _Query:
+    """A query that waits for a thread. Each reader has a result, so that it can be cancelled alone."""
+
+    alias: str
+    call: Callable[[], Any]
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    results: list[Future[Any]] = field(default_factory=list)
+
+    def run(self) -> None:
+        wanted = [result for result in self.results if result.set_running_or_notify_cancel()]
+        try:
+            value = self.context.run(self._answer)
+        except BaseException as exc:  # noqa: BLE001  the readers get it
+            for result in wanted:
+                result.set_exception(exc)
+        else:
+            for result in wanted:
+                result.set_result(value)
+
+    def _answer(self) -> Any:
+        try:
+            with keep_open():
+                return self.call()
+        finally:
+            return_to_pool(connections[self.alias])
+
+
+class ReaderPool:
+    """A pool that runs queries on at most four threads, which close their connections and end when no reader
+    has used the pool for a while. Readers that wait for a query with the same key share it until it begins.
+    A running query is not shared, because it may have begun before the commit of the write that woke the
+    reader.
+    """
+
+    def __init__(self, linger_seconds: float = _LINGER_SECONDS) -> None:
+        self._linger_seconds = linger_seconds
+        self._changed = threading.Condition()
+        self._waiting: dict[Hashable, _Query] = {}
+        self._threads = 0
+        self._running = 0
+
+    async def run(self, alias: str, key: tuple[object, ...], query: Callable[[], R]) -> R:
+        """Run a query on this database in the context of the task, and return its result."""
+        result: Future[R] = Future()
+        with self._changed:
+            shared = self._waiting.setdefault((alias, *key), _Query(alias, query))
+            shared.results.append(result)
+            idle = self._threads - self._running
+            if idle < len(self._waiting) and self._threads < _READING_THREADS:
+                self._threads += 1
+                threading.Thread(target=self._work, name="helix_store reader", daemon=True).start()
+            self._changed.notify()
+        return await asyncio.wrap_future(result)
+
+    def _work(self) -> None:
+        try:
+            while query := self._next():
+                query.run()
+                with self._changed:
+                    self._running -= 1
+        finally:
+            connections.close_all()
+
+    def _next(self) -> _Query | None:
+        """Wait for a query. Return ``None`` to end the thread, if no query has run for a while."""
+        with self._changed:
+            while not self._waiting:
+                is_woken = self._changed.wait(self._linger_seconds)
+                if not (is_woken or self._waiting or self._running):
+                    self._threads -= 1
+                    return None
+            self._running += 1
+            return self._waiting.pop(next(iter(self._waiting)))
+
+
+_pool: Final = PerProcess(ReaderPool)
+
+
+# --- The thread that polls ------------------------------------------------------------------------------
 
 
 class _Poller(Watches):
@@ -118,7 +210,7 @@ class _Poller(Watches):
         while True:
             with self._mutex:
                 interval = min(self._intervals, default=None)
-                remaining = began_at + (LINGER_SECONDS if interval is None else interval) - time.monotonic()
+                remaining = began_at + (_LINGER_SECONDS if interval is None else interval) - time.monotonic()
                 if remaining <= 0:
                     self._is_running = interval is not None
                     return self._is_running

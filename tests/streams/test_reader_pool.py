@@ -19,8 +19,8 @@ from helix_store.core import processes
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement
 from helix_store.stores import DatabaseStreamManager
-from helix_store.streams import reader_pool as module
-from helix_store.streams.reader_pool import ReaderPool
+from helix_store.streams import watching as module
+from helix_store.streams.watching import ReaderPool
 from tests.databases import CommittedDatabase
 from tests.streams.background import wait_for_background_threads
 
@@ -184,10 +184,10 @@ async def test_a_busy_pool_keeps_its_threads(committed_db: CommittedDatabase) ->
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform cannot fork")
 def test_a_forked_child_has_a_pool_of_its_own() -> None:
-    parent = module.reader_pool()
+    parent = module._pool.get()
     reading, writing = os.pipe()
     if not (child := os.fork()):
-        os.write(writing, b"new" if module.reader_pool() is not parent else b"old")
+        os.write(writing, b"new" if module._pool.get() is not parent else b"old")
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reading, 3) == b"new"
