@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,15 +15,14 @@ from helix_store.budgets.rules import (
     require_allowed,
     unknown_budget,
 )
-from helix_store.core import moments, validation
+from helix_store.core import moments
 from helix_store.core.budgets import Budget
 from helix_store.core.guards import Guard
-from helix_store.core.usage import cost_units
-from helix_store.counters.rules import Key, keys_of, period_of
+from helix_store.counters.rules import Key, keys_of, period_of, spent_on
 from helix_store.engine.memory import MemoryTable
 from helix_store.locks.memory import LockTable
 from helix_store.sessions.memory.scope import TenantScope
-from helix_store.usage.memory import StoredEntry, UsageLedger
+from helix_store.usage.memory import UsageLedger
 
 _Counter = tuple[str, str, str]
 """The name of a budget, the value that is counted, and the period."""
@@ -118,38 +117,27 @@ class MemoryBudgets:
 
     def _standing(self, definition: Definition, counted: str, own: str | None) -> Standing:
         standing = Standing(definition, counted, NOTHING, NOTHING, moments.now())
-        spent = sum((_amounts(stored) for stored in self._entries(standing)), NOTHING)
+        key = Key(definition.scope, definition.value, counted)
+        period = period_of(definition.period, standing.at)
+        entries = (spent_on(stored.entry, stored.spender) for stored in self._ledger.all())
+        spent = (
+            Amounts(each.usd, each.tokens)
+            for each in entries
+            if key in keys_of(each.spender) and each.day.startswith(period)
+        )
         holds = self._table.holds.get(_counter(standing), {}).items()
         held = (
             amounts
             for session_id, (token, amounts) in holds
             if session_id != own and self._is_live(session_id, token)
         )
-        return standing._replace(spent=spent, held=sum(held, NOTHING))
+        return standing._replace(spent=sum(spent, NOTHING), held=sum(held, NOTHING))
 
     def _is_live(self, session_id: str, token: int) -> bool:
         lock = self._locks.get(session_id)
         return lock is not None and lock.lasts and lock.token == token
 
-    def _entries(self, standing: Standing) -> Iterator[StoredEntry]:
-        """Yield the entries that a counter counts."""
-        of = standing.definition
-        key = Key(of.scope, of.value, standing.value)
-        period = period_of(of.period, standing.at)
-        for stored in self._ledger.all():
-            at = validation.milliseconds_to_datetime(stored.entry.timestamp)
-            if key in keys_of(stored.spender) and period_of(of.period, at) == period:
-                yield stored
-
 
 def _counter(standing: Standing) -> _Counter:
     of = standing.definition
     return of.name, standing.value, period_of(of.period, standing.at)
-
-
-def _amounts(stored: StoredEntry) -> Amounts:
-    entry = stored.entry
-    return Amounts(
-        0 if entry.cost_usd is None else cost_units(entry.cost_usd),
-        0 if entry.tokens is None else entry.tokens.total,
-    )

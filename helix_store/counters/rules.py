@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
+from helix_store.core import validation
 from helix_store.core.budgets import BudgetPeriod, BudgetScope
 from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.usage import UsageEntry, cost_units
 
 _LENGTHS: Final = {BudgetPeriod.TOTAL: 0, BudgetPeriod.MONTH: 7, BudgetPeriod.DAY: 10}
 
@@ -46,6 +48,16 @@ def keys_of(spender: Spender) -> list[Key]:
         if value is not None:
             keys += [Key(scope, value, value), Key(scope, "", value)]
     return keys
+
+
+def spent_on(entry: UsageEntry, spender: Spender) -> Spent:
+    """Return the usage of one entry."""
+    return Spent(
+        spender,
+        period_of(BudgetPeriod.DAY, validation.milliseconds_to_datetime(entry.timestamp)),
+        0 if entry.cost_usd is None else cost_units(entry.cost_usd),
+        0 if entry.tokens is None else entry.tokens.total,
+    )
 
 
 def amounts_by_key(spent: Iterable[Spent]) -> list[list[str | int]]:

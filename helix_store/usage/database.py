@@ -8,7 +8,6 @@ from typing import Any, Final
 from django.db.models import Count, QuerySet
 
 from helix_store.core import validation
-from helix_store.core.budgets import BudgetPeriod
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import (
     UsageBucket,
@@ -21,7 +20,7 @@ from helix_store.core.usage import (
     cost_units,
 )
 from helix_store.counters.counting import change_counters, delete_usage
-from helix_store.counters.rules import Spender, Spent, period_of
+from helix_store.counters.rules import Spender, spent_on
 from helix_store.engine.database import Call, Database, DatabaseOperations, reads, writes
 from helix_store.engine.expressions import (
     ExactSum,
@@ -121,11 +120,13 @@ class DatabaseUsage(DatabaseOperations):
             counted.update(entry_id for entry_id, has_budgets in inserted if has_budgets)
         if counted:
             self._counts = True
-            spent = [_spent(entry, *kept[entry.session_id]) for entry in entries if entry.id in counted]
-            change_counters(self.db, spent)
+            change_counters(
+                self.db,
+                (spent_on(entry, kept[entry.session_id][0]) for entry in entries if entry.id in counted),
+            )
 
-    def _kept_sessions(self, entries: Sequence[UsageEntry]) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Return the root, and the columns that entries copy from their sessions, by session id.
+    def _kept_sessions(self, entries: Sequence[UsageEntry]) -> dict[str, tuple[Spender, dict[str, Any]]]:
+        """Return the spender, and the columns that entries copy from their sessions, by session id.
 
         The sessions cannot be deleted until the commit. Raises `SessionNotFound`.
         """
@@ -133,10 +134,10 @@ class DatabaseUsage(DatabaseOperations):
         rows = self.db.execute(
             sql.KEEP_SESSIONS, {"tenant": self.db.tenant, "session_ids": list_parameter(self.db, names)}
         )
-        found = {
-            name: (root_id, dict(zip(sql.SESSION_COLUMNS, columns, strict=True)))
-            for name, root_id, *columns in rows
-        }
+        found = {}
+        for name, root_id, *columns in rows:
+            copied = dict(zip(sql.SESSION_COLUMNS, columns, strict=True))
+            found[name] = Spender(root_id, copied["user_id"], copied["session_agent_type"]), copied
         for name in names:
             if name not in found:
                 raise missing_session(self.db, name)
@@ -274,17 +275,6 @@ def _sum(row: tuple[Any, ...]) -> UsageSum:
         duration_ms=duration,
         amount=amount or 0,
         cost=cost,
-    )
-
-
-def _spent(entry: UsageEntry, root_id: str, copied: Mapping[str, Any]) -> Spent:
-    """Return the amounts that an entry adds to counters; ``copied`` are the columns from its session."""
-    day = period_of(BudgetPeriod.DAY, validation.milliseconds_to_datetime(entry.timestamp))
-    return Spent(
-        Spender(root_id, copied["user_id"], copied["session_agent_type"]),
-        day,
-        0 if entry.cost_usd is None else cost_units(entry.cost_usd),
-        0 if entry.tokens is None else entry.tokens.total,
     )
 
 
