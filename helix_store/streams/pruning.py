@@ -151,7 +151,7 @@ def _each(db: Database, tenant: str | None, rule: _Rule) -> Iterator[int]:
     streams = _of_tenant(db, tenant).filter(rule.condition)
     keys = streams.alias(position=rule.order).order_by("position").values_list("pk", flat=True)
     last = 0
-    while page := db.query(partial(list, keys.filter(position__gt=last)[: conf.page_size()])):
+    while page := db.query(partial(list[int], keys.filter(position__gt=last)[: conf.page_size()])):
         yield from page
         last = page[-1]
 

@@ -232,15 +232,15 @@ class _Poller(Watches):
         keys = self.keys()
         heads: dict[int, StreamHead] = {}
         for start in range(0, len(keys), _KEYS_PER_QUERY):
-            streams = Stream.objects.using(self._db.alias).filter(
-                pk__in=keys[start : start + _KEYS_PER_QUERY]
-            )
-            rows = self._db.query(partial(list, streams.values_list(*HEAD_COLUMNS)))
-            heads |= {row[0]: StreamHead.of(*row) for row in rows}
+            heads |= self._heads(keys[start : start + _KEYS_PER_QUERY])
         for key in keys:
             for watch in self.of(key):
                 if watch.seen != heads.get(key):
                     watch.wake()
+
+    def _heads(self, keys: list[int]) -> dict[int, StreamHead]:
+        rows = Stream.objects.using(self._db.alias).filter(pk__in=keys).values_list(*HEAD_COLUMNS)
+        return {row[0]: StreamHead.of(*row) for row in self._db.query(lambda: list(rows))}
 
 
 _pollers: Final = PerProcess(lambda: functools.cache(_Poller))

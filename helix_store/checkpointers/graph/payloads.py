@@ -175,7 +175,7 @@ def read_message(row: Mapping[str, Any], session_id: str) -> StoredMessage:
         message = _read_object(row["payload"])
     except IntegrityFault:
         return StoredMessage.without_typed_values(session_id=session_id, **columns)
-    typed = {name: message.get(name) for name in _MESSAGE_FIELDS}
+    typed: dict[str, Any] = {name: message.get(name) for name in _MESSAGE_FIELDS}
     return StoredMessage(session_id=session_id, **columns, **typed)
 
 
