@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.db import DEFAULT_DB_ALIAS
 from pytest_django import DjangoDbBlocker
 
-from helix_store.contrib.langgraph import types as langgraph_types
+from helix_store.contrib.langgraph import plain
 from tests.databases import ALIASES, close_connections, delete_all_rows
 from tests.test_layout import NOT_IN_DEV
 
@@ -43,7 +43,7 @@ def test_the_examples_of_a_page_run(
 ) -> None:
     pytest.importorskip(NOT_IN_DEV.get(f"helix_store.contrib.{page.stem.replace('-', '_')}", "django"))
     # An example registers a type for the whole process; the tests after it must not find it.
-    monkeypatch.setattr(langgraph_types, "_registered", set(langgraph_types._registered))
+    monkeypatch.setattr(plain, "_registered", set(plain._registered))
     namespace: dict[str, object] = {"__name__": f"example_of_{page.stem}"}
     text = page.read_text()
     for block in BLOCK.finditer(text):

@@ -1,13 +1,7 @@
-from django.apps import AppConfig
+from helix_store.contrib import _apps
 
 
-class AgentFrameworkConfig(AppConfig):
+class AgentFrameworkConfig(_apps.FrameworkConfig):
     name = "helix_store.contrib.agent_framework"
     label = "helix_store_agent_framework"
     verbose_name = "Microsoft Agent Framework"
-
-    def ready(self) -> None:
-        from helix_store.adapters import register_conversation
-        from helix_store.contrib.agent_framework.conversation import CONVERSATION
-
-        register_conversation(CONVERSATION)

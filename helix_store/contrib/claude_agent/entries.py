@@ -1,12 +1,13 @@
-"""Transcript entries as items, and the usage that they report."""
+"""Keys and entries of transcripts: where they are stored, and the usage that entries report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, Self
 
-from helix_store.adapters import LockedSession
+from helix_store.adapters import LockedSession, session_id_for
 from helix_store.contrib.usage import count_of, record_usage, response_entry
 from helix_store.core import validation
 from helix_store.core.limits import MAX_LANE_BYTES
@@ -14,7 +15,37 @@ from helix_store.core.usage import UsageEntry
 from helix_store.counters.counting import delete_usage
 from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import HelixStoreError, InvalidPayload
+from helix_store.items.rules import item_key
 from helix_store.models import UsageEntry as UsageRow
+
+MAIN: Final = ""
+"""The lane of the main transcript. The lane of a sub-agent is its ``subpath``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptKey:
+    """A key of the SDK, checked. Each part can have up to 1,000 bytes."""
+
+    project_key: str
+    session_id: str
+    lane: str
+
+    @classmethod
+    def of(cls, key: Mapping[str, Any]) -> Self:
+        """Check a key of the SDK. Raises `InvalidPayload` and `LimitExceeded`."""
+        if not isinstance(key, Mapping):
+            raise InvalidPayload(path="key", reason=f"expected a session key, got {type(key).__name__}")
+        subpath = key.get("subpath")
+        return cls(
+            item_key(key.get("project_key"), "project_key"),
+            item_key(key.get("session_id"), "session_id"),
+            MAIN if subpath is None or subpath == "" else item_key(subpath, "subpath"),
+        )
+
+    @property
+    def stored_id(self) -> str:
+        """The id of the session in this store."""
+        return session_id_for(self.project_key, self.session_id)
 
 
 def key_of(entry: Mapping[str, Any]) -> str | None:

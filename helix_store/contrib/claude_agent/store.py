@@ -16,8 +16,7 @@ from claude_agent_sdk.types import (
 )
 
 from helix_store.adapters import LockedSession
-from helix_store.contrib.claude_agent.entries import key_of, record_largest, usage_of
-from helix_store.contrib.claude_agent.keys import MAIN, TranscriptKey
+from helix_store.contrib.claude_agent.entries import MAIN, TranscriptKey, key_of, record_largest, usage_of
 from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.contrib.item_storage import ItemStorage, as_payload, from_payload, with_numbers_as_text
 from helix_store.core import validation

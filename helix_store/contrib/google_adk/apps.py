@@ -1,13 +1,7 @@
-from django.apps import AppConfig
+from helix_store.contrib import _apps
 
 
-class GoogleADKConfig(AppConfig):
+class GoogleADKConfig(_apps.FrameworkConfig):
     name = "helix_store.contrib.google_adk"
     label = "helix_store_google_adk"
     verbose_name = "Google ADK"
-
-    def ready(self) -> None:
-        from helix_store.adapters import register_conversation
-        from helix_store.contrib.google_adk.conversation import CONVERSATION
-
-        register_conversation(CONVERSATION)

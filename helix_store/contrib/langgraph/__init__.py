@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from helix_store.contrib._lazy import lazily
 
 if TYPE_CHECKING:
+    from helix_store.contrib.langgraph.plain import register_types
     from helix_store.contrib.langgraph.saver import DjangoSaver
     from helix_store.contrib.langgraph.store import DjangoStore
-    from helix_store.contrib.langgraph.types import register_types
     from helix_store.contrib.langgraph.usage import UsageRecorder
 
 __all__ = ["DjangoSaver", "DjangoStore", "UsageRecorder", "register_types"]
@@ -19,5 +19,5 @@ __getattr__ = lazily(
     DjangoSaver="saver",
     DjangoStore="store",
     UsageRecorder="usage",
-    register_types="types",
+    register_types="plain",
 )

@@ -1,20 +1,35 @@
 from __future__ import annotations
 
-from django.apps import AppConfig
+from functools import partial
+from typing import TYPE_CHECKING
+
+from helix_store.contrib import _apps
+
+if TYPE_CHECKING:
+    from helix_store.transfer.sources import ForeignSource, Origin
 
 
-class LangGraphConfig(AppConfig):
+class LangGraphConfig(_apps.FrameworkConfig):
     name = "helix_store.contrib.langgraph"
     label = "helix_store_langgraph"
     verbose_name = "LangGraph"
-    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from helix_store.catalogue import register_conversation
-        from helix_store.contrib.langgraph.conversation import CONVERSATION
-        from helix_store.contrib.langgraph.sources import register_sources
-        from helix_store.contrib.langgraph.tables import register_tables
+        from helix_store.transfer.sources import register_source
 
-        register_tables()
-        register_conversation(CONVERSATION)
-        register_sources()
+        super().ready()
+        register_source("langgraph-postgres", partial(_saver, "PostgresSaverSource"))
+        register_source("langgraph-sqlite", partial(_saver, "SqliteSaverSource"))
+
+
+def _saver(name: str, origin: Origin) -> ForeignSource:
+    """Return one of the sources, which are imported at their first use because they need LangGraph."""
+    from helix_store.transfer.sources import SourceUnreadable
+
+    try:
+        from helix_store.contrib.langgraph import sources
+    except ModuleNotFoundError as exc:
+        reason = 'The source needs LangGraph: pip install "helix_store[langgraph]".'
+        raise SourceUnreadable(reason) from exc
+    source: ForeignSource = getattr(sources, name)(origin)
+    return source

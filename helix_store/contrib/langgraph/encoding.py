@@ -28,6 +28,7 @@ from helix_store.core.payload_faults import TOO_LONG_INTEGER
 from helix_store.core.payloads import check_call_bytes, size_of
 from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 
+AGENT_TYPE: Final = "langgraph"
 _MAX_THREAD_ID_BYTES: Final = 4_096
 _LONGEST_INLINE_TEXT: Final = 100
 _INLINE_TYPES: Final = frozenset({type(None), bool, int, float})
@@ -66,11 +67,18 @@ class Place(NamedTuple):
         text = validation.text(str(thread_id), "thread_id", limit=_MAX_THREAD_ID_BYTES)
         return text, session_id_for(text)
 
-    def config(self, checkpoint_id: str) -> RunnableConfig:
-        return _config(self.thread_id, self.namespace, checkpoint_id)
+
+def about_thread(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a new session for a thread from the metadata of a config. The id of a user may be
+    a number or a UUID, like the key of a Django user. Raises `InvalidPayload` and `LimitExceeded`.
+    """
+    about = {"user_id": validation.user_id_text(given.get("user_id")), "title": given.get("title")}
+    known = {name: value for name, value in about.items() if isinstance(value, str) and value}
+    validation.user_id(known.get("user_id"))
+    return known
 
 
-def _config(thread_id: str, namespace: str, checkpoint_id: str) -> RunnableConfig:
+def config_of(thread_id: str, namespace: str, checkpoint_id: str) -> RunnableConfig:
     return {
         "configurable": {
             "thread_id": thread_id,
@@ -348,9 +356,9 @@ def checkpoint_tuple(
     body, stored, pending = read_from(row.thread_id, row.checkpoint_id, read)
     checkpoint: Any = {**body.checkpoint, "channel_values": {**body.values, **stored}}
     return CheckpointTuple(
-        config=_config(row.thread_id, row.namespace, row.checkpoint_id),
+        config=config_of(row.thread_id, row.namespace, row.checkpoint_id),
         checkpoint=checkpoint,
         metadata=body.metadata,
-        parent_config=_config(row.thread_id, row.namespace, row.parent_id) if row.parent_id else None,
+        parent_config=config_of(row.thread_id, row.namespace, row.parent_id) if row.parent_id else None,
         pending_writes=pending,
     )

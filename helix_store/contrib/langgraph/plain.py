@@ -1,5 +1,5 @@
-"""Stored values as plain data. Nothing here imports or builds a type that the bytes name: an object is read
-as its fields.
+"""The types of stored values, and values as plain data. Nothing here imports LangGraph, or builds a type that
+the bytes name: an object is read as its fields.
 """
 
 from __future__ import annotations
@@ -7,6 +7,14 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from typing import Any, Final
+
+from helix_store.core import validation
+from helix_store.exceptions import InvalidPayload
+
+PLAIN_TYPES: Final = frozenset({"bytearray", "bytes", "msgpack", "null"})
+"""The types that the default serializer writes. Reading them never builds an object that the bytes name."""
+
+_registered: Final[set[str]] = set()
 
 HEADER_BYTES: Final = 11
 """The number of bytes at the start of a value from which `length_of` reads its length."""
@@ -18,6 +26,29 @@ _SNAPSHOT: Final = 7
 """The code with which LangGraph wraps the value of a `DeltaChannel`."""
 _WRAPPED: Final = {0xD4: 0, 0xD5: 0, 0xD6: 0, 0xD7: 0, 0xD8: 0, 0xC7: 1, 0xC8: 2, 0xC9: 4}
 """The first byte of a wrapped value, and the number of bytes of the length that follows it."""
+
+
+def register_types(*types: str) -> None:
+    """Make imports and moves accept rows of these types, which a serializer of the project writes.
+
+    Call it in ``AppConfig.ready()``. The types of LangGraph's default serializer are known, even with a
+    cipher, such as ``msgpack+aes``. Raises `InvalidPayload` for a name that no column can hold.
+    """
+    _registered.update(validation.identifier(each, "types") for each in types)
+
+
+def importable_type(value: Any, name: str = "type") -> str:
+    """Return the type of a row to import. Raises `InvalidPayload` if the saver could not read it."""
+    kind = validation.identifier(value, name)
+    plain, has_cipher, cipher = kind.partition("+")
+    if kind in _registered or (plain in PLAIN_TYPES and bool(has_cipher) == bool(cipher)):
+        return kind
+    known = ", ".join(sorted(PLAIN_TYPES))
+    raise InvalidPayload(
+        path=name,
+        reason=f"expected one of {known}, or one of these with a cipher; if a serializer of your own writes "
+        "other types, name them with register_types",
+    )
 
 
 def length_of(kind: str, header: bytes) -> int | None:

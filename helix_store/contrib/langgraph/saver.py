@@ -21,11 +21,17 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from helix_store.adapters import LockedSession, SessionAdapter
 from helix_store.contrib.langgraph import deltas, pages, sql, upkeep
-from helix_store.contrib.langgraph.encoding import Place, encoded_checkpoint, encoded_writes
+from helix_store.contrib.langgraph.encoding import (
+    AGENT_TYPE,
+    Place,
+    about_thread,
+    config_of,
+    encoded_checkpoint,
+    encoded_writes,
+)
 from helix_store.contrib.langgraph.habits import OpenedByHabit
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
 from helix_store.contrib.langgraph.serializer import StrictSerializer
-from helix_store.contrib.langgraph.threads import AGENT_TYPE, about_thread
 from helix_store.core.guards import guard
 from helix_store.engine.async_twins import async_iterator_twin, async_twin
 from helix_store.engine.database import Call
@@ -136,7 +142,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
             self.serde, place, config, checkpoint, metadata, new_versions, limit=self._largest
         )
         self._store(place, config, sql.PUT, columns, _put_locked)
-        return place.config(columns["checkpoint_id"])
+        return config_of(place.thread_id, place.namespace, columns["checkpoint_id"])
 
     def put_writes(
         self,

@@ -9,7 +9,7 @@ from langgraph._internal import _serde
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from helix_store.contrib.langgraph.types import PLAIN_TYPES
+from helix_store.contrib.langgraph.plain import PLAIN_TYPES
 from helix_store.exceptions import IntegrityFault, InvalidPayload, shown_id
 
 # Graphs pass the types of their schemas to their saver only if this is set. LangGraph sets it if the variable

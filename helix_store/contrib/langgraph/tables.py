@@ -1,15 +1,15 @@
-"""The registration of LangGraph's tables for export, branches and the doctor."""
+"""The tables of LangGraph's data, for the catalogue."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from django.db.models import Model
 
-from helix_store.catalogue import AppTable, Branch, register_table
+from helix_store.catalogue import AppTable, Branch
 from helix_store.contrib.langgraph import sql
 from helix_store.contrib.langgraph.memories import sweep
 from helix_store.contrib.langgraph.models import (
@@ -18,54 +18,11 @@ from helix_store.contrib.langgraph.models import (
     LangGraphValue,
     LangGraphWrite,
 )
-from helix_store.contrib.langgraph.types import PLAIN_TYPES, importable_type
+from helix_store.contrib.langgraph.plain import PLAIN_TYPES, importable_type
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import InvalidPayload, shown_id
-
-
-def register_tables() -> None:
-    copy_checkpoints, copy_values, copy_writes = (partial(_copy_to_branch, each) for each in sql.COPY_PARTS)
-    register_table(
-        AppTable(
-            LangGraphCheckpoint,
-            record="langgraph_checkpoint",
-            order=("namespace", "checkpoint_id"),
-            branch=copy_checkpoints,
-            check=_faults_of_checkpoints,
-            check_import=_check_checkpoint,
-        )
-    )
-    register_table(
-        AppTable(
-            LangGraphValue,
-            record="langgraph_value",
-            order=("namespace", "channel", "version"),
-            branch=copy_values,
-            check=partial(_unknown_types, LangGraphValue),
-            check_import=_check_type,
-        )
-    )
-    register_table(
-        AppTable(
-            LangGraphWrite,
-            record="langgraph_write",
-            order=("namespace", "checkpoint_id", "task_id", "position"),
-            branch=copy_writes,
-            check=partial(_unknown_types, LangGraphWrite),
-            check_import=_check_type,
-        )
-    )
-    register_table(
-        AppTable(
-            LangGraphMemory,
-            record="langgraph_memory",
-            order=("namespace", "key"),
-            parent="tenant",
-            sweep=sweep,
-        )
-    )
 
 
 def _check_type(columns: Mapping[str, Any]) -> None:
@@ -110,3 +67,35 @@ def _faults_of_checkpoints(db: Database, keys: Collection[int]) -> Iterator[tupl
             f"the LangGraph checkpoint {shown_id(checkpoint_id)} refers to a value of the channel "
             f"{shown_id(channel)} that is not stored",
         )
+
+
+_COPY_CHECKPOINTS, _COPY_VALUES, _COPY_WRITES = (partial(_copy_to_branch, each) for each in sql.COPY_PARTS)
+TABLES: Final = (
+    AppTable(
+        LangGraphCheckpoint,
+        record="langgraph_checkpoint",
+        order=("namespace", "checkpoint_id"),
+        branch=_COPY_CHECKPOINTS,
+        check=_faults_of_checkpoints,
+        check_import=_check_checkpoint,
+    ),
+    AppTable(
+        LangGraphValue,
+        record="langgraph_value",
+        order=("namespace", "channel", "version"),
+        branch=_COPY_VALUES,
+        check=partial(_unknown_types, LangGraphValue),
+        check_import=_check_type,
+    ),
+    AppTable(
+        LangGraphWrite,
+        record="langgraph_write",
+        order=("namespace", "checkpoint_id", "task_id", "position"),
+        branch=_COPY_WRITES,
+        check=partial(_unknown_types, LangGraphWrite),
+        check_import=_check_type,
+    ),
+    AppTable(
+        LangGraphMemory, record="langgraph_memory", order=("namespace", "key"), parent="tenant", sweep=sweep
+    ),
+)

@@ -15,10 +15,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from helix_store.adapters import LockedSession, SessionAdapter
 from helix_store.contrib.langgraph import sql
 from helix_store.contrib.langgraph.deltas import ancestors_needed
-from helix_store.contrib.langgraph.encoding import Body, Place, read_body
+from helix_store.contrib.langgraph.encoding import Body, Place, about_thread, read_body
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint
 from helix_store.contrib.langgraph.serializer import read_from
-from helix_store.contrib.langgraph.threads import about_thread
 from helix_store.core import validation
 from helix_store.engine.expressions import list_parameter
 from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound

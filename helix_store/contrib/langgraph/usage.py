@@ -14,8 +14,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langgraph.errors import GraphBubbleUp
 
 from helix_store.adapters import SessionAdapter, session_id_for
-from helix_store.contrib.langgraph.encoding import Place
-from helix_store.contrib.langgraph.threads import AGENT_TYPE, about_thread
+from helix_store.contrib.langgraph.encoding import AGENT_TYPE, Place, about_thread
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.exceptions import SessionNotFound

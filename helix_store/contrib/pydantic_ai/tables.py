@@ -1,10 +1,12 @@
-"""The registration of this app's tables for export, import, branches, deletions and the doctor."""
+"""The tables of conversations, for the catalogue."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from django.db.models import Model
 
-from helix_store.adapters import AppTable, Branch, register_table
+from helix_store.catalogue import AppTable, Branch
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
 from helix_store.contrib.pydantic_ai.reachability import (
     entries_of_sessions,
@@ -18,39 +20,7 @@ from helix_store.core.ids import new_id
 from helix_store.core.payloads import decode_object, encode
 
 
-def register_tables() -> None:
-    """Register the three tables. An entry is exported once, however many conversations share it."""
-    register_table(
-        AppTable(
-            ConversationFamily,
-            record="pydantic_family",
-            parent="tenant",
-            order=("family",),
-            of_sessions=families_of_sessions,
-        )
-    )
-    register_table(
-        AppTable(
-            ConversationEntry,
-            record="pydantic_entry",
-            parent="tenant",
-            order=("entry_id",),
-            of_sessions=entries_of_sessions,
-            check=faults_of_entries,
-        )
-    )
-    register_table(
-        AppTable(
-            Conversation,
-            record="pydantic_conversation",
-            branch=fork_to_branch,
-            before_delete=release_entries,
-            check=faults_of_conversations,
-        )
-    )
-
-
-def fork_to_branch(model: type[Model], branch: Branch) -> None:
+def _fork_to_branch(model: type[Model], branch: Branch) -> None:
     """Create a fork of the conversation for a branch of its session, with the same history and no branches.
     The lock of the source protects its entries, and thus the fork's, until the commit.
     """
@@ -78,3 +48,30 @@ def fork_to_branch(model: type[Model], branch: Branch) -> None:
         updated_at=at,
         document=encode(record, limit=branch.db.limits.max_state_bytes, path="record"),
     )
+
+
+# An entry is exported once, however many conversations share it.
+TABLES: Final = (
+    AppTable(
+        ConversationFamily,
+        record="pydantic_family",
+        parent="tenant",
+        order=("family",),
+        of_sessions=families_of_sessions,
+    ),
+    AppTable(
+        ConversationEntry,
+        record="pydantic_entry",
+        parent="tenant",
+        order=("entry_id",),
+        of_sessions=entries_of_sessions,
+        check=faults_of_entries,
+    ),
+    AppTable(
+        Conversation,
+        record="pydantic_conversation",
+        branch=_fork_to_branch,
+        before_delete=release_entries,
+        check=faults_of_conversations,
+    ),
+)

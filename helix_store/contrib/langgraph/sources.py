@@ -1,25 +1,28 @@
-"""The common parts of sources for LangGraph's savers: threads with checkpoints, values and writes."""
+"""LangGraph's own savers as sources of ``helix_import``: threads with checkpoints, values and writes."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
+import ormsgpack
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from helix_store.contrib.langgraph.encoding import Place, about_checkpoint, long_id
+from helix_store.contrib.langgraph.encoding import AGENT_TYPE, Place, about_checkpoint, is_small, long_id
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
-from helix_store.contrib.langgraph.threads import AGENT_TYPE
-from helix_store.contrib.langgraph.types import importable_type
+from helix_store.contrib.langgraph.plain import importable_type
 from helix_store.core import validation
 from helix_store.core.limits import MAX_METADATA_BYTES
-from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery
+from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources.foreign import ForeignSource, Origin
-from helix_store.transfer.sources.readers import Reader
+from helix_store.transfer.sources.readers import PostgresReader, Reader, SqliteReader
 from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
 
 _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
@@ -157,7 +160,146 @@ class ThreadSource(ForeignSource):
         session.add(write)
 
 
-def checked_checkpoint(value: Any) -> dict[str, Any]:
+# --- PostgreSQL ------------------------------------------------------------------------------------
+
+_POSTGRES_THREADS: Final = """
+    SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM checkpoint_writes
+    UNION SELECT thread_id FROM checkpoint_blobs WHERE type <> 'empty' """
+
+# A row of the type "empty" means that a channel has no value at a version.
+_POSTGRES_VALUES: Final = """
+    SELECT channel, checkpoint_ns, version, type, blob FROM checkpoint_blobs
+    WHERE thread_id = %s AND type <> 'empty'
+    ORDER BY checkpoint_ns COLLATE "C", channel COLLATE "C", version COLLATE "C" """
+
+
+class PostgresSaverSource(ThreadSource):
+    session_count_query: ClassVar = f"SELECT count(*) FROM ({_POSTGRES_THREADS}) AS threads"
+    sessions_query: ClassVar = (
+        f'SELECT thread_id FROM ({_POSTGRES_THREADS}) AS threads ORDER BY thread_id COLLATE "C"'
+    )
+    checkpoints_query: ClassVar = """
+        SELECT checkpoint_id, checkpoint_ns, parent_checkpoint_id, checkpoint::text, metadata::text
+        FROM checkpoints WHERE thread_id = %s
+        ORDER BY checkpoint_ns COLLATE "C", checkpoint_id COLLATE "C" """
+    writes_query: ClassVar = """
+        SELECT checkpoint_id, checkpoint_ns, task_id, idx, task_path, channel, type, blob
+        FROM checkpoint_writes WHERE thread_id = %s
+        ORDER BY checkpoint_ns COLLATE "C", checkpoint_id COLLATE "C", task_id COLLATE "C", idx """
+    writes_table: ClassVar = "checkpoint_writes"
+
+    def __init__(self, origin: Origin) -> None:
+        super().__init__(origin, PostgresReader(origin.dsn, schema=origin.schema))
+
+    def left_out(self, exported: Counts) -> Iterator[Problem]:
+        """Yield the tables from which the source has not read all rows."""
+        counts = {
+            "checkpoints": "SELECT count(*) FROM checkpoints",
+            "checkpoint_blobs": "SELECT count(*) FROM checkpoint_blobs WHERE type <> 'empty'",
+            "checkpoint_writes": "SELECT count(*) FROM checkpoint_writes",
+        }
+        return self.tally.compare({table: self._reader.one(query)[0] for table, query in counts.items()})
+
+    def _read_values(self, session: ThreadSession) -> None:
+        for row in self._reader.rows(_POSTGRES_VALUES, session.source_id):
+            session.take("checkpoint_blobs", row, partial(self._add_blob, session))
+
+    def _add_blob(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
+        channel, namespace, version, kind, blob = row
+        self._add_value(session, Channel(namespace, channel, version), kind, blob or b"")
+
+    def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
+        checkpoint_id, namespace, parent_id, checkpoint_text, metadata_text = row
+        checkpoint = _checked(_json_object(checkpoint_text, "checkpoint"))
+        small = checkpoint.pop("channel_values")
+        metadata = _json_object(metadata_text, "metadata")
+        return ForeignCheckpoint(checkpoint_id, namespace, parent_id, checkpoint, metadata, small)
+
+
+# --- SQLite ----------------------------------------------------------------------------------------
+
+_SORTED_VALUES: Final = """
+    CREATE TABLE v (ns, channel, version, type, blob, PRIMARY KEY (ns, channel, version)) WITHOUT ROWID"""
+_SQLITE_THREADS: Final = "SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM writes"
+
+
+class SqliteSaverSource(ThreadSource):
+    """The source of threads. Each checkpoint has all values; a value of several checkpoints is imported once,
+    by its version. The bytes are split without building the objects in them, so the import cannot run code in
+    the data.
+    """
+
+    session_count_query: ClassVar = f"SELECT count(*) FROM ({_SQLITE_THREADS})"
+    sessions_query: ClassVar = f"SELECT thread_id FROM ({_SQLITE_THREADS}) ORDER BY thread_id"
+    checkpoints_query: ClassVar = """
+        SELECT checkpoint_id, checkpoint_ns, parent_checkpoint_id, type, checkpoint, metadata
+        FROM checkpoints WHERE thread_id = ? ORDER BY checkpoint_ns, checkpoint_id """
+    writes_query: ClassVar = """
+        SELECT checkpoint_id, checkpoint_ns, task_id, idx, task_path, channel, type, value
+        FROM writes WHERE thread_id = ? ORDER BY checkpoint_ns, checkpoint_id, task_id, idx """
+    writes_table: ClassVar = "writes"
+
+    def __init__(self, origin: Origin) -> None:
+        if origin.schema is not None:
+            raise InvalidQuery("An SQLite file has no schemas.", path="schema")
+        super().__init__(origin, SqliteReader(origin.dsn))
+
+    def left_out(self, exported: Counts) -> Iterator[Problem]:
+        """Yield the tables from which the source has not read all rows."""
+        return self.tally.compare(self._reader.row_counts("checkpoints", "writes"))
+
+    def _read_values(self, session: ThreadSession) -> None:
+        # On disk and in export order, because the values of a thread may be larger than the memory.
+        with closing(sqlite3.connect("", isolation_level=None)) as sorter:
+            sorter.execute(_SORTED_VALUES)
+            for row in self._reader.rows(self.checkpoints_query, session.source_id):
+                try:
+                    values = list(self._values(row))
+                except HelixStoreError:
+                    continue  # Reported when the checkpoint is added.
+                sorter.executemany("INSERT OR IGNORE INTO v VALUES (?, ?, ?, ?, ?)", values)
+            for *channel, kind, blob in sorter.execute("SELECT * FROM v ORDER BY 1, 2, 3"):
+                session.take("values", (channel[1], *channel, kind, blob), partial(self._add, session))
+
+    def _add(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
+        _, *channel, kind, blob = row
+        self._add_value(session, Channel(*channel), kind, blob)
+
+    def _values(self, row: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        _, namespace, _, kind, data, _ = row
+        checkpoint = _unpacked(kind, data)
+        versions = checkpoint["channel_versions"]
+        for channel, value in checkpoint["channel_values"].items():
+            if channel in versions and not is_small(value):
+                yield (namespace, channel, str(versions[channel]), *self._serde.dumps_typed(value))
+
+    def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
+        checkpoint_id, namespace, parent_id, kind, data, metadata_text = row
+        checkpoint = _unpacked(kind, data)
+        values = checkpoint.pop("channel_values")
+        versions = checkpoint["channel_versions"]
+        small = {
+            channel: value for channel, value in values.items() if channel not in versions or is_small(value)
+        }
+        metadata = {} if metadata_text is None else _json_object(metadata_text, "metadata")
+        return ForeignCheckpoint(checkpoint_id, namespace, parent_id, checkpoint, metadata, small)
+
+
+def _unpacked(kind: Any, data: Any) -> dict[str, Any]:
+    """Return a checkpoint whose objects stay bytes. Raises `InvalidPayload`."""
+    if kind != "msgpack":
+        raise InvalidPayload(path="checkpoint/type", reason="only msgpack can be imported")
+    try:
+        value = ormsgpack.unpackb(data, ext_hook=ormsgpack.Ext, option=ormsgpack.OPT_NON_STR_KEYS)
+    except (ValueError, TypeError):
+        value = None
+    return _checked(value)
+
+
+# --- Parts of both ---------------------------------------------------------------------------------
+
+
+def _checked(value: Any) -> dict[str, Any]:
     """Return the checkpoint of a saver, with the parts that the import reads. Raises `InvalidPayload`."""
     if type(value) is not dict:
         raise InvalidPayload(path="checkpoint", reason="it is not a readable object")
@@ -169,7 +311,7 @@ def checked_checkpoint(value: Any) -> dict[str, Any]:
     return value
 
 
-def json_object(text: Any, path: str) -> dict[str, Any]:
+def _json_object(text: Any, path: str) -> dict[str, Any]:
     """Return the object of a JSON text. Raises `InvalidPayload`."""
     try:
         value = json.loads(text)
