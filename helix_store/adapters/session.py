@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from django.db.models import Model
 
@@ -15,6 +16,7 @@ from helix_store.core.guards import Guard, guard
 from helix_store.core.types import UserId
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
+from helix_store.engine.rows import update_row
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
 from helix_store.sessions.database.locking import lock_session
@@ -23,8 +25,6 @@ from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.requests import NewSession, root_session
 
 R = TypeVar("R")
-
-_UNGUARDED = Guard()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,25 @@ class SessionAdapter:
     """The sessions of one framework, in the database ``using`` and one tenant.
 
     ``agent_type`` is the agent type of the sessions that the adapter creates. An adapter may also write to a
-    session that the application created. Every call maps the database's errors, and releases the connection
-    in threads that Django does not manage. If an async write is cancelled, the caller is told after the write
-    has ended.
+    session that the application created. ``user_id`` and ``fencing_token`` are those of each call that does
+    not pass its own. Every call maps the database's errors, and releases the connection in threads that
+    Django does not manage. If an async write is cancelled, the caller is told after the write has ended.
     """
 
-    def __init__(self, agent_type: str, using: str | None = None, *, tenant: str = "") -> None:
+    def __init__(
+        self,
+        agent_type: str,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        user_id: UserId | None = None,
+        fencing_token: int | None = None,
+    ) -> None:
         conf.require_usable_prefix()
         self.agent_type = validation.identifier(agent_type, "agent_type")
         self.db = Database(using, validation.tenant(tenant))
+        self.user_id = validation.user_id(user_id)
+        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
 
     @property
     def tenant(self) -> str:
@@ -75,15 +85,12 @@ class SessionAdapter:
         existing session does not change. Raises `InvalidPayload` and `LimitExceeded`.
         """
         validation.identifier(session_id, "session_id")
-        new = self._new_session(session_id, user_id=user_id, title=title, metadata=metadata)
+        owner = self.user_id if user_id is None else user_id
         # These arguments are checked before the first statement, even if the session exists.
-        made = new()
-
-        def find_or_insert() -> bool:
-            _, is_new = lock_or_insert_session(self.db, session_id, lambda: made, _UNGUARDED)
-            return is_new
-
-        return self.db.transaction(find_or_insert)
+        new = self._new_session(session_id, user_id=owner, title=title, metadata=metadata)
+        return self.db.transaction(
+            lambda: lock_or_insert_session(self.db, session_id, lambda: new, Guard())[1]
+        )
 
     def write(
         self,
@@ -106,10 +113,10 @@ class SessionAdapter:
         `FencedOutError`.
         """
         validation.identifier(session_id, "session_id")
-        conditions = guard(fencing_token=fencing_token)
-        user_id = validation.user_id(user_id)
+        conditions = self._guard(fencing_token)
+        user_id = self.user_id if user_id is None else validation.user_id(user_id)
         # Also checked if the session exists.
-        new = self._new_session(session_id, user_id=user_id, title=validation.title(title))
+        new = partial(self._new_session, session_id, user_id=user_id, title=validation.title(title))
         columns = user_columns(user_id)
 
         def locked() -> R:
@@ -119,7 +126,8 @@ class SessionAdapter:
                 head, is_new = lock_session(self.db, session_id, conditions, *columns), False
             name_user(self.db, head, user_id)
             result = call(LockedSession(head.pk, session_id, self.db.tenant, self.db.alias, self.db, is_new))
-            self._mark_written(head)
+            if not is_new:
+                self._mark_written(head)
             return result
 
         return self.db.transaction(locked)
@@ -140,7 +148,7 @@ class SessionAdapter:
         transaction; safe to repeat. Raises `FencedOutError`, like `write`.
         """
         validation.identifier(session_id, "session_id")
-        conditions = guard(fencing_token=fencing_token)
+        conditions = self._guard(fencing_token)
 
         def delete_now() -> int:
             try:
@@ -164,18 +172,24 @@ class SessionAdapter:
 
     def _mark_written(self, head: Session) -> None:
         """Update the time from which idleness is measured; statements that wait for the row recheck it."""
-        Session.objects.using(self.db.alias).filter(pk=head.pk).update(updated_at=moments.now())
+        update_row(self.db, Session, head.pk, {"updated_at": moments.now()})
 
-    def _new_session(self, session_id: str, **fields: Any) -> Callable[[], NewSession]:
-        def new() -> NewSession:
-            metadata = validation.metadata(fields.get("metadata") or {})
-            return root_session(
-                session_id,
-                self.agent_type,
-                limits=self.db.limits,
-                user_id=fields.get("user_id"),
-                title=fields.get("title"),
-                metadata=metadata,
-            )
+    def _guard(self, fencing_token: int | None) -> Guard:
+        return guard(fencing_token=self.fencing_token if fencing_token is None else fencing_token)
 
-        return new
+    def _new_session(
+        self,
+        session_id: str,
+        *,
+        user_id: UserId | None,
+        title: str | None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> NewSession:
+        return root_session(
+            session_id,
+            self.agent_type,
+            limits=self.db.limits,
+            user_id=user_id,
+            title=title,
+            metadata=validation.metadata(metadata or {}),
+        )

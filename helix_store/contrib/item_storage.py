@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
-
-from django.db.models import Model
 
 from helix_store import conf
 from helix_store.adapters import LockedSession, SessionAdapter
-from helix_store.core import moments, validation
-from helix_store.core.guards import guard
+from helix_store.core import moments
 from helix_store.core.payloads import decode
-from helix_store.core.types import UserId
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import IntegrityFault, InvalidPayload
@@ -39,59 +35,18 @@ _AS_TEXT: Final = "~json"
 """The only field of a payload that holds its document as text."""
 
 
-class ItemStorage:
-    """The sessions in which one object of an adapter reads and writes items. They belong to ``user_id``.
-
-    All ids are this store's ids. Each write has the ``fencing_token``.
-    """
-
-    def __init__(
-        self,
-        agent_type: str,
-        using: str | None,
-        tenant: str,
-        *,
-        user_id: UserId | None = None,
-        fencing_token: int | None = None,
-    ) -> None:
-        self.sessions = SessionAdapter(agent_type, using, tenant=tenant)
-        self._fencing_token = guard(fencing_token=fencing_token).fencing_token
-        self._user_id = validation.user_id(user_id)
+class ItemStorage(SessionAdapter):
+    """The sessions in which an adapter reads and writes items."""
 
     def log(self, session_id: str, lane: str) -> ItemLog:
-        return ItemLog(session_id, lane, using=self.sessions.db.alias, tenant=self.sessions.tenant)
+        return ItemLog(session_id, lane, using=self.db.alias, tenant=self.tenant)
 
     def get(self, session_id: str, lane: str, key: str) -> Document | None:
         """Return the document of a key, or ``None``. One query. Raises `IntegrityFault`."""
         item = self.log(session_id, lane).get(key)
         return None if item is None else document_of(item.payload)
 
-    def write(
-        self,
-        session_id: str,
-        call: Callable[[LockedSession], R],
-        *,
-        create: bool = True,
-        user_id: UserId | None = None,
-    ) -> R:
-        """Call `SessionAdapter.write` for ``user_id``, by default the user of this storage."""
-        owner = self._user_id if user_id is None else user_id
-        return self.sessions.write(
-            session_id, call, create=create, user_id=owner, fencing_token=self._fencing_token
-        )
-
-    def delete(self, session_id: str, *models: type[Model]) -> None:
-        """Delete a session, or only its items and its rows of ``models`` if the application created it."""
-        self.sessions.delete(session_id, Item, *models, fencing_token=self._fencing_token)
-
-    def clear(self, session_id: str, lane: str) -> None:
-        """Delete the items of a lane."""
-        self.log(session_id, lane).clear(fencing_token=self._fencing_token)
-
     aget = async_twin(get)
-    awrite = async_twin(write)
-    adelete = async_twin(delete)
-    aclear = async_twin(clear)
 
 
 class LockedItems:
@@ -121,7 +76,7 @@ class LockedItems:
         try:
             text = encode_item(document, conf.limits())
         except InvalidPayload:
-            text = encode_item(with_numbers_as_text(document), conf.limits())
+            text = encode_item(_as_text(document), conf.limits())
         return {**self._lane, "key": item_key(key), "payload": text, "at": moments.now()}
 
 
@@ -149,12 +104,18 @@ def built(build: Callable[[Document], R], document: Document, library: str, name
 # --- Numbers that JSON cannot represent: Python reads 1e400 as infinity, and writes NaN --------------
 
 
-def as_payload(document: Any) -> Any:
-    """Return a document as a payload, unchanged unless it would be read as the text of another one."""
-    return with_numbers_as_text(document) if _is_text(document) else document
+def store_exactly(store: Callable[[list[Any]], object], documents: Sequence[Any]) -> None:
+    """Store documents as payloads: as they are, or all as text if one of them has such a number.
+
+    A document that would be read as the text of another one is also stored as text.
+    """
+    try:
+        store([_as_text(each) if _is_text(each) else each for each in documents])
+    except InvalidPayload:
+        store([_as_text(each) for each in documents])
 
 
-def with_numbers_as_text(document: Any) -> Any:
+def _as_text(document: Any) -> Any:
     """Return a payload that holds the document as text, or the document itself if that would change it."""
     try:
         text = json.dumps(document)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from agent_framework import CheckpointID, CheckpointStorage, WorkflowCheckpoint, WorkflowCheckpointException
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 
 from helix_store.adapters import LockedSession, session_id_for
-from helix_store.contrib.agent_framework.lanes import CHECKPOINT_HEADS, CHECKPOINTS
 from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, document_of
 from helix_store.core.types import UserId
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Item
+
+_CHECKPOINTS: Final = "agent_framework/checkpoints"
+_HEADS: Final = "agent_framework/checkpoint_heads"
 
 
 class DjangoCheckpointStorage(CheckpointStorage):
@@ -42,7 +44,9 @@ class DjangoCheckpointStorage(CheckpointStorage):
         allowed_checkpoint_types: Iterable[str] = (),
     ) -> None:
         self.session_id = session_id_for(session_id)
-        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
+        self._storage = ItemStorage(
+            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+        )
         self._allowed = frozenset(allowed_checkpoint_types)
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> CheckpointID:
@@ -56,8 +60,8 @@ class DjangoCheckpointStorage(CheckpointStorage):
         head = {"workflow_name": checkpoint.workflow_name, "timestamp": checkpoint.timestamp}
 
         def put(locked: LockedSession) -> None:
-            LockedItems(locked, CHECKPOINTS).put(checkpoint.checkpoint_id, document)
-            LockedItems(locked, CHECKPOINT_HEADS).put(checkpoint.checkpoint_id, head)
+            LockedItems(locked, _CHECKPOINTS).put(checkpoint.checkpoint_id, document)
+            LockedItems(locked, _HEADS).put(checkpoint.checkpoint_id, head)
 
         await self._storage.awrite(self.session_id, put)
         return checkpoint.checkpoint_id
@@ -71,7 +75,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Return the checkpoints of a workflow in the order in which they were added. One query."""
-        items = await self._storage.log(self.session_id, CHECKPOINTS).atail()
+        items = await self._storage.log(self.session_id, _CHECKPOINTS).atail()
         documents = [document_of(item.payload) for item in items]
         return [self._checkpoint(each) for each in documents if each.get("workflow_name") == workflow_name]
 
@@ -93,7 +97,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
 
         def delete(locked: LockedSession) -> bool:
             items = Item.objects.using(locked.alias).filter(session_id=locked.key, key=checkpoint_id)
-            return bool(items.filter(lane__in=(CHECKPOINTS, CHECKPOINT_HEADS)).delete()[0])
+            return bool(items.filter(lane__in=(_CHECKPOINTS, _HEADS)).delete()[0])
 
         try:
             return await self._storage.awrite(self.session_id, delete, create=False)
@@ -101,12 +105,12 @@ class DjangoCheckpointStorage(CheckpointStorage):
             return False
 
     async def _find(self, checkpoint_id: CheckpointID) -> WorkflowCheckpoint | None:
-        document = await self._storage.aget(self.session_id, CHECKPOINTS, checkpoint_id)
+        document = await self._storage.aget(self.session_id, _CHECKPOINTS, checkpoint_id)
         return None if document is None else self._checkpoint(document)
 
     async def _of(self, workflow_name: str) -> list[tuple[CheckpointID, datetime]]:
         """Return the ids and times of the checkpoints of a workflow."""
-        items = await self._storage.log(self.session_id, CHECKPOINT_HEADS).atail()
+        items = await self._storage.log(self.session_id, _HEADS).atail()
         heads = [(str(item.key), document_of(item.payload)) for item in items]
         return [
             (checkpoint_id, datetime.fromisoformat(head["timestamp"]))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from helix_store.contrib.agent_framework.lanes import MESSAGES
 from helix_store.core.transcript import CutText, Part, parts_of, role_of
 from helix_store.reports import ItemConversation, Said
+
+MESSAGES: Final = "agent_framework/messages/"
+"""The beginning of the lane of messages, which ends with the ``source_id`` of the history provider."""
 
 _FILES: Final = frozenset({"data", "uri", "hosted_file", "hosted_vector_store"})
 

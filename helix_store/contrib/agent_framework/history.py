@@ -11,8 +11,8 @@ from agent_framework import SupportsAgentRun as Agent
 from agent_framework._sessions import filter_new_messages
 
 from helix_store.adapters import LockedSession, session_id_for
-from helix_store.contrib.agent_framework.lanes import MESSAGES
-from helix_store.contrib.item_storage import ItemStorage, built, document_of, with_numbers_as_text
+from helix_store.contrib.agent_framework.conversation import MESSAGES
+from helix_store.contrib.item_storage import ItemStorage, built, document_of, store_exactly
 from helix_store.contrib.usage import count_of, record_usage, response_entry
 from helix_store.core import validation
 from helix_store.core.types import UserId
@@ -67,7 +67,9 @@ class DjangoHistoryProvider(HistoryProvider):
             store_outputs=store_outputs,
         )
         self.skip_excluded = skip_excluded
-        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
+        self._storage = ItemStorage(
+            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+        )
         self._lane = lane_name(f"{MESSAGES}{source_id}", "source_id")
         self._model = validation.optional_identifier(model, "model")
 
@@ -105,7 +107,8 @@ class DjangoHistoryProvider(HistoryProvider):
         def save(locked: LockedSession) -> None:
             # More stored messages than these cannot overlap with them.
             known = [_message(item.payload) for item in log.tail(len(given) + 1)]
-            _append(log, [message.to_dict() for message in filter_new_messages(known, given)])
+            new = [message.to_dict() for message in filter_new_messages(known, given)]
+            store_exactly(log.append, new)
             if saved is not None and self._model is not None:
                 response, agent = saved
                 record_usage(locked, [_usage_of(response, agent, locked.session_id, self._model)])
@@ -127,13 +130,6 @@ class DjangoHistoryProvider(HistoryProvider):
         if session_id is None:
             raise InvalidPayload(path="session_id", reason="a history needs a session with an id")
         return self._storage.log(session_id_for(session_id), self._lane)
-
-
-def _append(log: ItemLog, documents: list[dict[str, Any]]) -> None:
-    try:
-        log.append(documents)
-    except InvalidPayload:
-        log.append([with_numbers_as_text(document) for document in documents])
 
 
 def _message(payload: Any) -> Message:

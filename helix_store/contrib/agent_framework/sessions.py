@@ -7,11 +7,14 @@ from typing import Final
 from agent_framework import AgentSession, SessionStore
 
 from helix_store.adapters import LockedSession, session_id_for
-from helix_store.contrib.agent_framework.lanes import SESSION
 from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, built
 from helix_store.core.ids import new_id
 from helix_store.core.types import UserId
 from helix_store.exceptions import ConflictError, InvalidPayload
+from helix_store.models import Item
+
+_SESSION: Final = "agent_framework/session"
+"""The lane of the snapshot, and its key."""
 
 _MARKER: Final = "_helix_store_marker"
 """The attribute of an `AgentSession` that identifies the stored snapshot from which it was read."""
@@ -37,11 +40,13 @@ class DjangoSessionStore(SessionStore):
         user_id: UserId | None = None,
         fencing_token: int | None = None,
     ) -> None:
-        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
+        self._storage = ItemStorage(
+            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+        )
 
     async def get(self, session_id: str) -> AgentSession | None:
         """Return the stored session, or ``None``. One query. Raises `IntegrityFault`."""
-        document = await self._storage.aget(self._stored_id(session_id), SESSION, SESSION)
+        document = await self._storage.aget(self._stored_id(session_id), _SESSION, _SESSION)
         if document is None:
             return None
         return built(_session, document, "agent-framework-core", "session")
@@ -57,14 +62,14 @@ class DjangoSessionStore(SessionStore):
         document = {"marker": marker, "session": session.to_dict()}
 
         def replace(locked: LockedSession) -> None:
-            items = LockedItems(locked, SESSION)
+            items = LockedItems(locked, _SESSION)
             if known is not None:
-                stored = items.get(SESSION)
+                stored = items.get(_SESSION)
                 if stored is None or stored.get("marker") != known:
                     raise ConflictError(
                         "The session was changed after it was read; get it again and redo the change."
                     )
-            items.put(SESSION, document)
+            items.put(_SESSION, document)
 
         await self._storage.awrite(stored_id, replace)
         setattr(session, _MARKER, marker)
@@ -74,7 +79,7 @@ class DjangoSessionStore(SessionStore):
 
         If the application created the session, only the items are deleted.
         """
-        await self._storage.adelete(self._stored_id(session_id))
+        await self._storage.adelete(self._stored_id(session_id), Item)
 
     def _stored_id(self, session_id: str) -> str:
         self.validate_session_id(session_id)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from django.contrib import admin
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.columns import column, number
-from helix_store.admin.elements import json_block, narrow
+from helix_store.admin.columns import column, json_column, number
+from helix_store.admin.elements import narrow
 from helix_store.admin.times import stamp
 from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.core.payloads import size_of
@@ -26,12 +25,9 @@ class ClaudeSessionAdmin(SessionChildAdmin):
 
     claude_id = column("claude_session_id", _("Claude session"), narrow)
     project = column("project_key", _("project"), narrow)
+    document = json_column("summary", _("summary"))
     written_at = column("mtime_ms", _("written"), lambda ms: stamp(milliseconds_to_datetime(ms)))
 
     @admin.display(description=_("bytes"))
     def size(self, row: ClaudeSession) -> str:
         return number(size_of(payload_of(row, "summary") or ""))
-
-    @admin.display(description=_("summary"))
-    def document(self, row: ClaudeSession) -> SafeString | str:
-        return json_block(payload_of(row, "summary"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from claude_agent_sdk.types import (
 from helix_store.adapters import LockedSession
 from helix_store.contrib.claude_agent.entries import MAIN, TranscriptKey, key_of, record_largest, usage_of
 from helix_store.contrib.claude_agent.models import ClaudeSession
-from helix_store.contrib.item_storage import ItemStorage, as_payload, from_payload, with_numbers_as_text
+from helix_store.contrib.item_storage import ItemStorage, from_payload, store_exactly
 from helix_store.core import validation
 from helix_store.core.payloads import decode_object, encode
 from helix_store.core.types import UserId
@@ -27,6 +27,7 @@ from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault, InvalidPayload, shown_id
 from helix_store.items.rules import item_key
+from helix_store.models import Item
 
 _logger = logging.getLogger(__name__)
 
@@ -53,7 +54,9 @@ class DjangoSessionStore(SessionStore):
         record_usage: bool = True,
         fencing_token: int | None = None,
     ) -> None:
-        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
+        self._storage = ItemStorage(
+            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+        )
         self._records_usage = record_usage
 
     @staticmethod
@@ -100,9 +103,10 @@ class DjangoSessionStore(SessionStore):
         """
         transcript = TranscriptKey.of(key)
         if transcript.lane != MAIN:
-            await self._storage.aclear(transcript.stored_id, transcript.lane)
+            log = self._storage.log(transcript.stored_id, transcript.lane)
+            await log.aclear(fencing_token=self._storage.fencing_token)
         else:
-            await self._storage.adelete(transcript.stored_id, ClaudeSession)
+            await self._storage.adelete(transcript.stored_id, Item, ClaudeSession)
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         """Return the subpaths of the transcripts of sub-agents, in order."""
@@ -116,16 +120,12 @@ class DjangoSessionStore(SessionStore):
             if type(entry) is not dict:
                 reason = f"expected a dict, got {type(entry).__name__}"
                 raise InvalidPayload(path=f"/entries/{index}", reason=reason)
-        try:
-            self._append_payloads(transcript, entries, map(as_payload, entries))
-        except InvalidPayload:
-            self._append_payloads(transcript, entries, map(with_numbers_as_text, entries))
 
-    def _append_payloads(
-        self, transcript: TranscriptKey, entries: list[Any], payloads: Iterable[Any]
-    ) -> None:
-        append = partial(self._append_locked, transcript, entries, list(payloads))
-        self._storage.write(transcript.stored_id, append)
+        def store(payloads: list[Any]) -> None:
+            append = partial(self._append_locked, transcript, entries, payloads)
+            self._storage.write(transcript.stored_id, append)
+
+        store_exactly(store, entries)
 
     def _append_locked(
         self,
@@ -144,7 +144,7 @@ class DjangoSessionStore(SessionStore):
         now_ms = datetime_to_milliseconds(session.db.now())
         self._fold_locked(transcript, entries, session, now_ms)
         if self._records_usage:
-            agent_type = self._storage.sessions.agent_type
+            agent_type = self._storage.agent_type
             usage = usage_of(entries, session_id=session.session_id, agent_type=agent_type, now_ms=now_ms)
             record_largest(session, usage)
 
@@ -192,7 +192,7 @@ class DjangoSessionStore(SessionStore):
             )
             return list(rows.order_by("-mtime_ms", "id").values_list(*columns))
 
-        return await self._storage.sessions.aread(read)
+        return await self._storage.aread(read)
 
 
 def _summary(session_id: str, text: str) -> dict[str, Any] | None:

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from helix_store.contrib.google_adk.lanes import EVENTS
 from helix_store.core.transcript import Part, parts_of
 from helix_store.reports import ItemConversation, Said
+
+EVENTS: Final = "google_adk/events/"
+"""The beginning of the lane of events, which ends with the name of the app."""
 
 
 def _says(event: dict[str, Any]) -> Said:

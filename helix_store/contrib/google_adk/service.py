@@ -16,19 +16,23 @@ from google.adk.sessions import BaseSessionService, Session, State
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
 from pydantic_core import to_jsonable_python
 
-from helix_store.adapters import LockedSession
-from helix_store.contrib.google_adk import lanes, sql
-from helix_store.contrib.google_adk.usage import usage_of
+from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
+from helix_store.contrib.google_adk import sql
+from helix_store.contrib.google_adk.conversation import EVENTS
 from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, built, document_of
-from helix_store.contrib.usage import record_usage
+from helix_store.contrib.usage import count_of, record_usage, response_entry
 from helix_store.core import validation
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.payloads import decode
+from helix_store.core.usage import UsageEntry
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
 from helix_store.exceptions import SessionNotFound
+from helix_store.models import Item
 
 _ROWS_PER_PAGE: Final = 1_000
+_SHARED: Final = (sql.USER, sql.APP)
+"""The lanes of the state that several sessions share. Writers lock their sessions in this order."""
 
 
 class DjangoSessionService(BaseSessionService):
@@ -53,14 +57,15 @@ class DjangoSessionService(BaseSessionService):
         model: str | None = "unknown",
         fencing_token: int | None = None,
     ) -> None:
-        self._storage = ItemStorage(agent_type, using, tenant, fencing_token=fencing_token)
-        self._sessions = self._storage.sessions
+        self._storage = ItemStorage(agent_type, using, tenant=tenant, fencing_token=fencing_token)
+        # The fencing token belongs to the lock of one session, not to that of the state which several share.
+        self._shared_states = SessionAdapter(agent_type, using, tenant=tenant)
         self._model = validation.optional_identifier(model, "model")
 
     @staticmethod
     def session_id_of(app_name: str, user_id: str, session_id: str) -> str:
         """Return the id of the session in this store."""
-        return lanes.session_id_of(app_name, user_id, session_id)
+        return session_id_for("google_adk", app_name, user_id, session_id)
 
     # --- Sessions ----------------------------------------------------------------------------------
 
@@ -83,18 +88,18 @@ class DjangoSessionService(BaseSessionService):
             "last_update_time": platform_time.get_time(),
             "last_event": None,
             "marker": new_id(),
-            "state": deltas[lanes.SESSION],
+            "state": deltas[sql.SESSION],
         }
-        stored_id = lanes.session_id_of(app_name, user_id, chosen)
+        stored_id = self.session_id_of(app_name, user_id, chosen)
 
         def create(locked: LockedSession) -> Session:
-            if not LockedItems(locked, lanes.SESSION).add(app_name, document):
+            if not LockedItems(locked, sql.SESSION).add(app_name, document):
                 raise AlreadyExistsError(f"Session with id {chosen} already exists.")
             shared = {
-                lane: self._merge(shared_id, lane, app_name, user_id, deltas[lane])
+                lane: self._merge(lane, app_name, user_id, deltas[lane])
                 if deltas[lane]
-                else self._shared(shared_id, lane, app_name)
-                for lane, shared_id in _shared_ids(app_name, user_id)
+                else self._shared(lane, app_name, user_id)
+                for lane in _SHARED
             }
             return _session(app_name, user_id, chosen, document, shared)
 
@@ -128,13 +133,12 @@ class DjangoSessionService(BaseSessionService):
         """Delete a session with its events and usage, but not the state of the app and the user. Safe to
         repeat. If the application created the session, only the items are deleted.
         """
-        stored_id = lanes.session_id_of(app_name, user_id, session_id.strip())
-        await self._storage.adelete(stored_id)
+        stored_id = self.session_id_of(app_name, user_id, session_id.strip())
+        await self._storage.adelete(stored_id, Item)
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return the state of a user in an app, without the prefix ``user:``."""
-        read = partial(self._shared, lanes.shared_id_of(app_name, user_id), lanes.USER, app_name)
-        return _state(await in_thread(read))
+        return _state(await in_thread(partial(self._shared, sql.USER, app_name, user_id)))
 
     # --- Events ------------------------------------------------------------------------------------
 
@@ -151,14 +155,14 @@ class DjangoSessionService(BaseSessionService):
 
     def _append(self, session: Session, event: Event) -> bool:
         """Store an event, and return whether it was new."""
-        stored_id = lanes.session_id_of(session.app_name, session.user_id, session.id)
+        stored_id = self.session_id_of(session.app_name, session.user_id, session.id)
         document = _stored_event(event)
         deltas = _deltas(event.actions.state_delta)
         before, marker = session._storage_update_marker, new_id()
 
         def append(locked: LockedSession) -> bool:
             nonlocal before
-            items = LockedItems(locked, lanes.SESSION)
+            items = LockedItems(locked, sql.SESSION)
             stored = items.get(session.app_name)
             if stored is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
@@ -173,12 +177,12 @@ class DjangoSessionService(BaseSessionService):
                 "last_update_time": event.timestamp,
                 "last_event": event.id,
                 "marker": marker,
-                "state": {**_state(stored), **deltas[lanes.SESSION]},
+                "state": {**_state(stored), **deltas[sql.SESSION]},
             }
             items.put(session.app_name, {**stored, **changed})
-            for lane, shared_id in _shared_ids(session.app_name, session.user_id):
+            for lane in _SHARED:
                 if deltas[lane]:
-                    self._merge(shared_id, lane, session.app_name, session.user_id, deltas[lane])
+                    self._merge(lane, session.app_name, session.user_id, deltas[lane])
             session._storage_update_marker = marker
             return True
 
@@ -196,48 +200,49 @@ class DjangoSessionService(BaseSessionService):
 
     def _add(self, locked: LockedSession, session: Session, event: Event, document: Document) -> bool:
         """Add the item and the usage of an event, and return whether it was new."""
-        events = LockedItems(locked, _events(session.app_name))
+        events = LockedItems(locked, f"{EVENTS}{session.app_name}")
         if not events.add(event.id, document):
             if events.get(event.id) != document:
                 raise AlreadyExistsError(f"Event {event.id} already exists in session {session.id}.")
             return False
         if self._model is not None:
-            record_usage(locked, [usage_of(event, session_id=locked.session_id, model=self._model)])
+            record_usage(locked, [_usage_of(event, session_id=locked.session_id, model=self._model)])
         return True
 
     # --- State -------------------------------------------------------------------------------------
 
-    def _merge(self, shared_id: str, lane: str, app_name: str, user_id: str, delta: Document) -> Document:
+    def _merge(self, lane: str, app_name: str, user_id: str, delta: Document) -> Document:
         def merge(locked: LockedSession) -> Document:
             items = LockedItems(locked, lane)
             merged = {"state": {**_state(items.get(app_name) or {}), **delta}}
             items.put(app_name, merged)
             return merged
 
-        owner, of = (user_id, "a user of the app") if lane == lanes.USER else (None, "the app")
-        return self._sessions.write(shared_id, merge, user_id=owner, title=f"State of {of} {app_name}")
+        owner, of = (user_id, "a user of the app") if lane == sql.USER else (None, "the app")
+        shared_id = _shared_id(lane, app_name, user_id)
+        return self._shared_states.write(shared_id, merge, user_id=owner, title=f"State of {of} {app_name}")
 
-    def _shared(self, shared_id: str, lane: str, app_name: str) -> Document:
-        return self._storage.get(shared_id, lane, app_name) or {}
+    def _shared(self, lane: str, app_name: str, user_id: str) -> Document:
+        return self._storage.get(_shared_id(lane, app_name, user_id), lane, app_name) or {}
 
     # --- Reads -------------------------------------------------------------------------------------
 
     def _read(self, app_name: str, user_id: str, session_id: str, *, newest: int | None) -> Session | None:
         parameters = {
-            "tenant": self._sessions.tenant,
-            "session": lanes.session_id_of(app_name, user_id, session_id),
-            "user_state": lanes.shared_id_of(app_name, user_id),
-            "app_state": lanes.shared_id_of(app_name),
+            "tenant": self._storage.tenant,
+            "session": self.session_id_of(app_name, user_id, session_id),
+            "user_state": _shared_id(sql.USER, app_name, user_id),
+            "app_state": _shared_id(sql.APP, app_name, user_id),
             "app": app_name,
-            "events": _events(app_name),
+            "events": f"{EVENTS}{app_name}",
             "limit": MAX_BIGINT if newest is None else newest,
         }
-        rows = self._sessions.db.read(sql.SESSION_WITH_EVENTS, parameters)
+        rows = self._storage.db.read(sql.SESSION_WITH_EVENTS, parameters)
         stored = {lane: document_of(decode(text)) for lane, _, text in rows if lane != parameters["events"]}
-        if lanes.SESSION not in stored:
+        if sql.SESSION not in stored:
             return None
         events = sorted((key, text) for lane, key, text in rows if lane == parameters["events"])
-        session = _session(app_name, user_id, session_id, stored[lanes.SESSION], stored)
+        session = _session(app_name, user_id, session_id, stored[sql.SESSION], stored)
         documents = [document_of(decode(text)) for _, text in events]
         session.events = [built(Event.model_validate, each, "google-adk", "event") for each in documents]
         return session
@@ -245,16 +250,16 @@ class DjangoSessionService(BaseSessionService):
     def _list(self, app_name: str, user_id: str | None) -> list[Session]:
         sessions: dict[tuple[str, str], Document] = {}
         users: dict[str, Document] = {}
-        shared = {lanes.APP: self._shared(lanes.shared_id_of(app_name), lanes.APP, app_name)}
+        shared = {sql.APP: self._shared(sql.APP, app_name, "")}
         for session_id, user, lane, text in self._pages(app_name, user_id):
             document = document_of(decode(text))
-            if lane == lanes.USER:
+            if lane == sql.USER:
                 users[user] = document
-            elif lane == lanes.SESSION and session_id == lanes.session_id_of(app_name, user, document["id"]):
+            elif lane == sql.SESSION and session_id == self.session_id_of(app_name, user, document["id"]):
                 # A branch of a session holds the document of its source.
                 sessions[user, document["id"]] = document
         found = [
-            _session(app_name, user, name, document, {**shared, lanes.USER: users.get(user, {})})
+            _session(app_name, user, name, document, {**shared, sql.USER: users.get(user, {})})
             for (user, name), document in sessions.items()
         ]
         return sorted(found, key=lambda each: (each.last_update_time, each.user_id, each.id))
@@ -262,8 +267,8 @@ class DjangoSessionService(BaseSessionService):
     def _pages(self, app_name: str, user_id: str | None) -> Any:
         """Yield the id, user, lane and document of the sessions of an app, in statements of one page each."""
         parameters: dict[str, Any] = {
-            "tenant": self._sessions.tenant,
-            "agent_type": self._sessions.agent_type,
+            "tenant": self._storage.tenant,
+            "agent_type": self._storage.agent_type,
             "app": app_name,
             "user": validation.user_id(user_id),
             "at": datetime.min.replace(tzinfo=UTC),
@@ -271,23 +276,16 @@ class DjangoSessionService(BaseSessionService):
             "limit": _ROWS_PER_PAGE,
         }
         statement = sql.LISTED if user_id is None else sql.LISTED_OF_USER
-        while rows := self._sessions.db.read(statement, parameters):
+        while rows := self._storage.db.read(statement, parameters):
             yield from (row[1:] for row in rows)
             if len(rows) < _ROWS_PER_PAGE:
                 return
             parameters["at"], parameters["after"] = rows[-1][:2]
 
 
-def _shared_ids(app_name: str, user_id: str) -> tuple[tuple[str, str], ...]:
-    """Return the lane and the session of the state of the user and of the app. Writers lock them in this
-    order.
-    """
-    user, app = lanes.shared_id_of(app_name, user_id), lanes.shared_id_of(app_name)
-    return (lanes.USER, user), (lanes.APP, app)
-
-
-def _events(app_name: str) -> str:
-    return f"{lanes.EVENTS}{app_name}"
+def _shared_id(lane: str, app_name: str, user_id: str) -> str:
+    """Return the id of the session that holds the state of a user or of the app."""
+    return session_id_for("google_adk", app_name, *((user_id,) if lane == sql.USER else ()))
 
 
 def _refuse_stale(session: Session, marker: str | None, stored: Document) -> None:
@@ -309,12 +307,12 @@ def _deltas(state: Mapping[str, Any]) -> dict[str, Document]:
     """Return the state of the session, the user and the app as JSON, without the prefixes. State for one
     invocation is left out.
     """
-    prefixes = {State.USER_PREFIX: lanes.USER, State.APP_PREFIX: lanes.APP}
-    deltas: dict[str, Document] = {lanes.SESSION: {}, lanes.USER: {}, lanes.APP: {}}
+    prefixes = {State.USER_PREFIX: sql.USER, State.APP_PREFIX: sql.APP}
+    deltas: dict[str, Document] = {sql.SESSION: {}, sql.USER: {}, sql.APP: {}}
     for key, value in to_jsonable_python(dict(state), serialize_unknown=True).items():
         prefix = next((each for each in prefixes if key.startswith(each)), "")
         if not key.startswith(State.TEMP_PREFIX):
-            deltas[prefixes.get(prefix, lanes.SESSION)][key.removeprefix(prefix)] = value
+            deltas[prefixes.get(prefix, sql.SESSION)][key.removeprefix(prefix)] = value
     return deltas
 
 
@@ -322,7 +320,7 @@ def _session(
     app_name: str, user_id: str, session_id: str, stored: Document, shared: Mapping[str, Document]
 ) -> Session:
     state = dict(_state(stored))
-    for lane, prefix in ((lanes.APP, State.APP_PREFIX), (lanes.USER, State.USER_PREFIX)):
+    for lane, prefix in ((sql.APP, State.APP_PREFIX), (sql.USER, State.USER_PREFIX)):
         state.update({f"{prefix}{key}": value for key, value in _state(shared.get(lane, {})).items()})
     session = Session(
         app_name=app_name,
@@ -348,3 +346,23 @@ def _stored_event(event: Event) -> Document:
         key: value for key, value in delta if not key.startswith(State.TEMP_PREFIX)
     }
     return document
+
+
+def _usage_of(event: Event, *, session_id: str, model: str) -> UsageEntry | None:
+    """Return the ledger's entry for a model's response, or ``None`` for an event without usage. It has the id
+    of the event, so that a copy in another session does not count again.
+    """
+    usage = event.usage_metadata
+    if usage is None:
+        return None
+    thoughts = count_of(usage.thoughts_token_count)
+    return response_entry(
+        session_id,
+        session_id_for(f"google_adk:{event.id}"),
+        source=session_id_for(event.author or "agent"),
+        model=session_id_for(event.model_version or model),
+        prompt=count_of(usage.prompt_token_count) + count_of(usage.tool_use_prompt_token_count),
+        completion=count_of(usage.candidates_token_count) + thoughts,
+        reasoning=thoughts,
+        cached=count_of(usage.cached_content_token_count),
+    )

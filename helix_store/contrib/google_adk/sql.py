@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from helix_store.contrib.google_adk.lanes import APP, SESSION, USER
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Item, Session
+
+# Each of these lanes has one item, whose key is the name of the app.
+SESSION: Final = "google_adk/session"
+USER: Final = "google_adk/user_state"
+APP: Final = "google_adk/app_state"
 
 _ITEM: Final = table(Item)
 _SESSION: Final = table(Session)

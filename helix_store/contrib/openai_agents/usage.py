@@ -24,8 +24,7 @@ class TurnUsage:
 
     def __init__(self, session_id: str, *, using: str | None, tenant: str, user_id: str | None) -> None:
         self.session_id = session_id
-        self._user_id = user_id
-        self._sessions = SessionAdapter("openai_agents", using, tenant=tenant)
+        self._sessions = SessionAdapter("openai_agents", using, tenant=tenant, user_id=user_id)
         self._ledger = DatabaseUsageStore(using=using, tenant=tenant)
 
     def record(self, result: RunResultBase, *, branch: str, turn: int, anchor: int) -> None:
@@ -49,8 +48,7 @@ class TurnUsage:
             for index, tokens in enumerate(_requests(result.context_wrapper.usage))
         ]
         if entries:
-            record = partial(record_usage, entries=entries)
-            self._sessions.write(self.session_id, record, user_id=self._user_id)
+            self._sessions.write(self.session_id, partial(record_usage, entries=entries))
 
     def total(self, *, branch: str | None) -> dict[str, int] | None:
         """Return the sums of one branch or of all, or ``None`` without entries."""

@@ -11,12 +11,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import ReadOnlyAdmin, SessionChildAdmin
-from helix_store.admin.columns import column, number
-from helix_store.admin.elements import NOTHING, identifier, json_block, link, note, one_line
+from helix_store.admin.columns import column, json_column, number
+from helix_store.admin.elements import NOTHING, identifier, link, note, one_line
 from helix_store.admin.times import stamp
 from helix_store.contrib.pydantic_ai.conversation import entry_message
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
-from helix_store.reports.payloads import PREVIEW_SOURCE, payload_of, payload_start
+from helix_store.reports.payloads import PREVIEW_SOURCE, payload_start
 
 _PREVIEW_LENGTH: Final = 180
 
@@ -31,10 +31,8 @@ class ConversationAdmin(SessionChildAdmin):
 
     saved = column("updated_at", _("updated"), stamp)
     newest = column("head_id", _("newest entry"), identifier)
-
-    @admin.display(description=_("left branches"))
-    def left_at(self, conversation: Conversation) -> SafeString | str:
-        return json_block(payload_of(conversation, "branches"))
+    left_at = json_column("branches", _("left branches"))
+    record = json_column("document", _("as stored"))
 
     @admin.display(description=_("entries"))
     def entries(self, conversation: Conversation) -> SafeString | str:
@@ -42,10 +40,6 @@ class ConversationAdmin(SessionChildAdmin):
             ConversationEntry, tenant__exact=conversation.tenant, family__exact=conversation.family
         )
         return link(address, str(_("of this conversation and its forks"))) if address else NOTHING
-
-    @admin.display(description=_("as stored"))
-    def record(self, conversation: Conversation) -> SafeString | str:
-        return json_block(payload_of(conversation, "document"))
 
 
 @admin.register(ConversationEntry)
@@ -59,6 +53,7 @@ class ConversationEntryAdmin(ReadOnlyAdmin):
 
     size = column("size_bytes", _("bytes"), number)
     stored = column("created_at", _("created"), stamp)
+    document = json_column("payload", _("as stored"))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         entries: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=payload_start())
@@ -71,7 +66,3 @@ class ConversationEntryAdmin(ReadOnlyAdmin):
             return note(str(_("This message cannot be read.")))
         said = (f"→ {part.name}" if part.kind == "call" else part.text for part in message.parts)
         return one_line(" ".join(said), _PREVIEW_LENGTH)
-
-    @admin.display(description=_("as stored"))
-    def document(self, entry: ConversationEntry) -> SafeString | str:
-        return json_block(payload_of(entry, "payload"))

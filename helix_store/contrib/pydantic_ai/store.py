@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic_ai.conversation_store import (
@@ -25,14 +25,13 @@ from helix_store.contrib.pydantic_ai.records import (
     scope_name,
 )
 from helix_store.contrib.pydantic_ai.writing import Changed, EntryRow, stored_record, write_record
+from helix_store.contrib.usage import record_usage
 from helix_store.core import validation
-from helix_store.core.guards import guard
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.types import BRANCHED_FROM, UserId
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import IntegrityFault, SessionNotFound
-from helix_store.usage.store import DatabaseUsageStore
 
 _logger = logging.getLogger(__name__)
 
@@ -61,10 +60,9 @@ class DjangoConversationStore(ConversationStore):
         user_id: UserId | None = None,
         fencing_token: int | None = None,
     ) -> None:
-        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
-        self._sessions = SessionAdapter(agent_type, using, tenant=tenant)
-        self._ledger = DatabaseUsageStore(using, tenant=tenant)
-        self._user_id = validation.user_id(user_id)
+        self._sessions = SessionAdapter(
+            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+        )
 
     @property
     def tenant(self) -> str:
@@ -116,21 +114,19 @@ class DjangoConversationStore(ConversationStore):
                 raise Changed
             write_record(session, row, entries, stored)
             before = record_from(stored.document) if stored is not None else None
-            self._ledger.record_entries(
-                usage_of_save(session_id, record, before, new_entries, source=self._sessions.agent_type)
-            )
+            source = self._sessions.agent_type
+            record_usage(session, usage_of_save(session_id, record, before, new_entries, source=source))
 
         def create() -> None:
-            self._sessions.ensure(
-                session_id, user_id=self._user_id or row.scope or None, metadata=_origin(record)
-            )
-            self._write(session_id, write)
+            owner = self._sessions.user_id or row.scope or None
+            self._sessions.ensure(session_id, user_id=owner, metadata=_origin(record))
+            self._sessions.write(session_id, write, create=False)
 
         def save() -> None:
             if expected_revision is None:
                 self._sessions.db.transaction(create)
             else:
-                self._write(session_id, write)
+                self._sessions.write(session_id, write, create=False)
 
         try:
             await in_thread_to_the_end(save)
@@ -152,7 +148,7 @@ class DjangoConversationStore(ConversationStore):
                 raise Changed
 
         def delete() -> None:
-            self._write(session_id, check)
+            self._sessions.write(session_id, check, create=False)
             self._sessions.delete(session_id, Conversation)
 
         try:
@@ -185,11 +181,6 @@ class DjangoConversationStore(ConversationStore):
         if len(history) < limit and history[0].parent_id is not None:
             raise KeyError(history[0].parent_id)
         return history
-
-    def _write(self, session_id: str, call: Callable[[LockedSession], None]) -> None:
-        self._sessions.write(
-            session_id, call, create=False, user_id=self._user_id, fencing_token=self.fencing_token
-        )
 
     async def _records(self, statement: Statement, **parameters: object) -> list[ConversationRecord]:
         records = []

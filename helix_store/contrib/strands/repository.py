@@ -58,7 +58,9 @@ class DjangoSessionRepository(SessionRepository):
         model: str | None = "unknown",
         fencing_token: int | None = None,
     ) -> None:
-        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
+        self._storage = ItemStorage(
+            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+        )
         self._model = validation.optional_identifier(model, "model")
 
     @staticmethod
@@ -89,7 +91,7 @@ class DjangoSessionRepository(SessionRepository):
 
         If the application created the session, only the items are deleted.
         """
-        beside_the_loop(partial(self._storage.delete, session_id_for(session_id)))
+        beside_the_loop(partial(self._storage.delete, session_id_for(session_id), Item))
 
     # --- Agents ------------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class DjangoSessionRepository(SessionRepository):
             )
             return list(items.order_by("key").values_list("payload", flat=True)[start:end])
 
-        texts = beside_the_loop(partial(self._storage.sessions.read, read))
+        texts = beside_the_loop(partial(self._storage.read, read))
         return [_built(SessionMessage, document_of(decode(text))) for text in texts]
 
     # --- Graphs and swarms -------------------------------------------------------------------------
@@ -224,7 +226,7 @@ class DjangoSessionRepository(SessionRepository):
     def _record_usage(self, locked: LockedSession, messages: Iterable[Mapping[str, Any]]) -> None:
         if self._model is None:
             return
-        agent_type = self._storage.sessions.agent_type
+        agent_type = self._storage.agent_type
         usage = partial(usage_of, session_id=locked.session_id, agent_type=agent_type, model=self._model)
         record_usage(locked, map(usage, messages))
 

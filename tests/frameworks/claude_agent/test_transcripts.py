@@ -244,7 +244,7 @@ async def test_the_time_is_that_of_the_database_and_grows_with_each_write(
         assert listed["mtime"] == summary["mtime"]
         times.append(listed["mtime"])
     assert times == sorted(set(times))
-    now = await store._storage.sessions.aread(lambda db: db.now())
+    now = await store._storage.aread(lambda db: db.now())
     assert abs(now.timestamp() * 1000 - times[-1]) < 60_000
 
 
@@ -254,7 +254,7 @@ async def test_the_time_grows_also_when_the_clock_was_set_back(
     await store.append(KEY, [said("x")])
     later = 4_102_444_800_000
     rows = ClaudeSession.objects.using(committed_db.alias).filter(tenant=committed_db.tenant)
-    await store._storage.sessions.aread(lambda _: rows.update(mtime_ms=later))
+    await store._storage.aread(lambda _: rows.update(mtime_ms=later))
     await store.append(KEY, [said("y")])
     assert [entry["mtime"] for entry in await store.list_sessions(KEY["project_key"])] == [later + 1]
 
