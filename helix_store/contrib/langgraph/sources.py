@@ -65,6 +65,7 @@ class ThreadSource(ForeignSource):
     """Checkpoints of a thread by namespace and id; each begins with its id, namespace and parent."""
     writes_query: ClassVar[str]
     """Id and namespace of the checkpoint, then task, position, path, channel, type and bytes."""
+    values_table: ClassVar[str]
     writes_table: ClassVar[str]
 
     def __init__(self, origin: Origin, reader: Reader) -> None:
@@ -88,30 +89,34 @@ class ThreadSource(ForeignSource):
 
     def _read_parts(self, session: ForeignSession) -> None:
         assert isinstance(session, ThreadSession)  # noqa: S101  made by `_session`
-        self._read_values(session)
+        for row in self._value_rows(session.source_id):
+            session.take(self.values_table, row, partial(self._add_value, session))
         for row in self._reader.rows(self.checkpoints_query, session.source_id):
             session.take("checkpoints", row, partial(self._add_checkpoint, session))
         for row in self._reader.rows(self.writes_query, session.source_id):
             session.take(self.writes_table, row, partial(self._add_write, session))
 
     @abstractmethod
-    def _read_values(self, session: ThreadSession) -> None:
-        """Add the values of the thread with `_add_value`, by namespace, channel and version."""
+    def _value_rows(self, thread_id: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the channel, namespace, version, type and bytes of each value, by the first three of them in
+        the order of an export.
+        """
 
     @abstractmethod
     def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
         """Return a row of the checkpoints. Raises `InvalidPayload` for one that cannot be read."""
 
-    def _add_value(self, session: ThreadSession, channel: Channel, kind: str, blob: bytes) -> None:
+    def _add_value(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
+        channel, namespace, version, kind, blob = row
         value = LangGraphValue(
-            namespace=long_id(channel.namespace, "checkpoint_ns"),
-            channel=long_id(channel.channel, "channel"),
-            version=long_id(channel.version, "version"),
+            namespace=long_id(namespace, "checkpoint_ns"),
+            channel=long_id(channel, "channel"),
+            version=long_id(version, "version"),
             type=importable_type(kind),
-            blob=blob,
+            blob=blob or b"",
         )
         session.add(value)
-        session.channels[channel] = len(blob)
+        session.channels[Channel(namespace, channel, version)] = len(value.blob)
 
     def _add_checkpoint(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
         found = self._checkpoint(row)
@@ -186,6 +191,7 @@ class PostgresSaverSource(ThreadSource):
         SELECT checkpoint_id, checkpoint_ns, task_id, idx, task_path, channel, type, blob
         FROM checkpoint_writes WHERE thread_id = %s
         ORDER BY checkpoint_ns COLLATE "C", checkpoint_id COLLATE "C", task_id COLLATE "C", idx """
+    values_table: ClassVar = "checkpoint_blobs"
     writes_table: ClassVar = "checkpoint_writes"
 
     def __init__(self, origin: Origin) -> None:
@@ -200,13 +206,8 @@ class PostgresSaverSource(ThreadSource):
         }
         return self.tally.compare({table: self._reader.one(query)[0] for table, query in counts.items()})
 
-    def _read_values(self, session: ThreadSession) -> None:
-        for row in self._reader.rows(_POSTGRES_VALUES, session.source_id):
-            session.take("checkpoint_blobs", row, partial(self._add_blob, session))
-
-    def _add_blob(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
-        channel, namespace, version, kind, blob = row
-        self._add_value(session, Channel(namespace, channel, version), kind, blob or b"")
+    def _value_rows(self, thread_id: str) -> Iterator[tuple[Any, ...]]:
+        return self._reader.rows(_POSTGRES_VALUES, thread_id)
 
     def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
         checkpoint_id, namespace, parent_id, checkpoint_text, metadata_text = row
@@ -219,7 +220,7 @@ class PostgresSaverSource(ThreadSource):
 # --- SQLite ----------------------------------------------------------------------------------------
 
 _SORTED_VALUES: Final = """
-    CREATE TABLE v (ns, channel, version, type, blob, PRIMARY KEY (ns, channel, version)) WITHOUT ROWID"""
+    CREATE TABLE v (channel, ns, version, type, blob, PRIMARY KEY (ns, channel, version)) WITHOUT ROWID"""
 _SQLITE_THREADS: Final = "SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM writes"
 
 
@@ -237,6 +238,7 @@ class SqliteSaverSource(ThreadSource):
     writes_query: ClassVar = """
         SELECT checkpoint_id, checkpoint_ns, task_id, idx, task_path, channel, type, value
         FROM writes WHERE thread_id = ? ORDER BY checkpoint_ns, checkpoint_id, task_id, idx """
+    values_table: ClassVar = "values"
     writes_table: ClassVar = "writes"
 
     def __init__(self, origin: Origin) -> None:
@@ -248,22 +250,17 @@ class SqliteSaverSource(ThreadSource):
         """Yield the tables from which the source has not read all rows."""
         return self.tally.compare(self._reader.row_counts("checkpoints", "writes"))
 
-    def _read_values(self, session: ThreadSession) -> None:
+    def _value_rows(self, thread_id: str) -> Iterator[tuple[Any, ...]]:
         # On disk and in export order, because the values of a thread may be larger than the memory.
         with closing(sqlite3.connect("", isolation_level=None)) as sorter:
             sorter.execute(_SORTED_VALUES)
-            for row in self._reader.rows(self.checkpoints_query, session.source_id):
+            for row in self._reader.rows(self.checkpoints_query, thread_id):
                 try:
                     values = list(self._values(row))
                 except HelixStoreError:
                     continue  # Reported when the checkpoint is added.
                 sorter.executemany("INSERT OR IGNORE INTO v VALUES (?, ?, ?, ?, ?)", values)
-            for *channel, kind, blob in sorter.execute("SELECT * FROM v ORDER BY 1, 2, 3"):
-                session.take("values", (channel[1], *channel, kind, blob), partial(self._add, session))
-
-    def _add(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
-        _, *channel, kind, blob = row
-        self._add_value(session, Channel(*channel), kind, blob)
+            yield from sorter.execute("SELECT * FROM v ORDER BY ns, channel, version")
 
     def _values(self, row: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         _, namespace, _, kind, data, _ = row
@@ -271,7 +268,7 @@ class SqliteSaverSource(ThreadSource):
         versions = checkpoint["channel_versions"]
         for channel, value in checkpoint["channel_values"].items():
             if channel in versions and not is_small(value):
-                yield (namespace, channel, str(versions[channel]), *self._serde.dumps_typed(value))
+                yield (channel, namespace, str(versions[channel]), *self._serde.dumps_typed(value))
 
     def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
         checkpoint_id, namespace, parent_id, kind, data, metadata_text = row

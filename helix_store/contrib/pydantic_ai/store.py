@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from pydantic_ai.conversation_store import (
     ConversationConflict,
@@ -12,28 +12,37 @@ from pydantic_ai.conversation_store import (
     ConversationRecord,
     ConversationStore,
 )
+from pydantic_ai.messages import ModelResponse
+from pydantic_ai.usage import RunUsage
 
 from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
 from helix_store.contrib.pydantic_ai import sql
-from helix_store.contrib.pydantic_ai.ledger import usage_of_save
 from helix_store.contrib.pydantic_ai.models import Conversation
 from helix_store.contrib.pydantic_ai.records import (
+    Changed,
+    EntryRow,
     entries_from,
     entry_rows,
     record_from,
     record_row,
     scope_name,
+    stored_record,
+    write_record,
 )
-from helix_store.contrib.pydantic_ai.writing import Changed, EntryRow, stored_record, write_record
 from helix_store.contrib.usage import record_usage
 from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.core.types import BRANCHED_FROM, UserId
+from helix_store.core.types import BRANCHED_FROM, UsageKind, UserId
+from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import IntegrityFault, SessionNotFound
 
 _logger = logging.getLogger(__name__)
+
+_UNKNOWN_MODEL: Final = "unknown"
+_COUNTED: Final = ("requests", "tool_calls")
+"""Counts of a run other than tokens, which become custom entries of the usage ledger."""
 
 
 class DjangoConversationStore(ConversationStore):
@@ -115,7 +124,7 @@ class DjangoConversationStore(ConversationStore):
             write_record(session, row, entries, stored)
             before = record_from(stored.document) if stored is not None else None
             source = self._sessions.agent_type
-            record_usage(session, usage_of_save(session_id, record, before, new_entries, source=source))
+            record_usage(session, _usage_of_save(session_id, record, before, new_entries, source=source))
 
         def create() -> None:
             owner = self._sessions.user_id or row.scope or None
@@ -204,3 +213,83 @@ def _origin(record: ConversationRecord) -> dict[str, str]:
     if record.forked_from is None or record.head_id is None:
         return {}
     return {BRANCHED_FROM: session_id_for(record.forked_from)}
+
+
+# --- Usage -----------------------------------------------------------------------------------------
+
+
+def _usage_of_save(
+    session_id: str,
+    record: ConversationRecord,
+    stored: ConversationRecord | None,
+    entries: Sequence[ConversationEntry],
+    *,
+    source: str,
+) -> list[UsageEntry]:
+    """Return entries for the difference between ``record.usage`` and ``stored``: by model, then the counts. A
+    fork begins with the usage of its source conversation, which the ledger already has. The ids are derived
+    from the revision, so a save is recorded once.
+    """
+    if stored is None and record.forked_from is not None:
+        return []
+    spent = record.usage - (stored.usage if stored is not None else RunUsage())
+
+    def entry(kind: UsageKind, counted: str, **fields: object) -> UsageEntry:
+        return UsageEntry(
+            id=session_id_for("usage", session_id, record.revision, kind.value, counted),
+            kind=kind,
+            session_id=session_id,
+            step_count=0,
+            timestamp=validation.datetime_to_milliseconds(record.updated_at),
+            source=UsageSource(type="agent", name=source),
+            **fields,  # type: ignore[arg-type]  # the fields of the kind
+        )
+
+    tokens = [
+        entry(UsageKind.TOKENS, model, model=model, tokens=_tokens(usage), cost_usd=usage.cost)
+        for model, usage in _by_model(spent, entries)
+    ]
+    counts = [
+        entry(UsageKind.CUSTOM, name, type=source, name=name, amount=getattr(spent, name))
+        for name in _COUNTED
+        if getattr(spent, name) > 0
+    ]
+    return tokens + counts
+
+
+def _by_model(spent: RunUsage, entries: Sequence[ConversationEntry]) -> Iterator[tuple[str, RunUsage]]:
+    """Yield the tokens of each model from the new responses; the rest belongs to the last model."""
+    if _is_negative(spent):
+        return
+    responses = [entry.message for entry in entries if isinstance(entry.message, ModelResponse)]
+    by_model: dict[str, RunUsage] = {}
+    for response in responses:
+        by_model.setdefault(_model_of(response), RunUsage()).incr(response.usage)
+    rest = spent - sum(by_model.values(), RunUsage())
+    last = _model_of(responses[-1]) if responses else _UNKNOWN_MODEL
+    if _is_negative(rest):
+        # The responses do not account for the usage, so only the sum is known.
+        by_model = {last: spent}
+    else:
+        by_model.setdefault(last, RunUsage()).incr(rest)
+    for model, usage in by_model.items():
+        if usage.total_tokens or usage.cost:
+            yield model, usage
+
+
+def _model_of(response: ModelResponse) -> str:
+    return session_id_for(response.model_name) if response.model_name else _UNKNOWN_MODEL
+
+
+def _tokens(usage: RunUsage) -> TokenCounts:
+    return TokenCounts(
+        prompt=usage.input_tokens,
+        completion=usage.output_tokens,
+        reasoning=usage.output_reasoning_tokens,
+        cached=usage.cache_read_tokens,
+        total=usage.total_tokens,
+    )
+
+
+def _is_negative(usage: RunUsage) -> bool:
+    return any(count < 0 for count in (*_tokens(usage).to_dict().values(), usage.cost or 0))

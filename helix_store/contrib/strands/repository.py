@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,12 +17,12 @@ from strands.types.session import Session, SessionAgent, SessionMessage
 
 from helix_store.adapters import LockedSession, session_id_for
 from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, built, document_of
-from helix_store.contrib.strands.threads import beside_the_loop
-from helix_store.contrib.strands.usage import messages_of, usage_of
-from helix_store.contrib.usage import record_usage
+from helix_store.contrib.usage import count_of, record_usage, response_entry
 from helix_store.core import validation
 from helix_store.core.payloads import decode
+from helix_store.core.processes import PerProcess
 from helix_store.core.types import UserId
+from helix_store.core.usage import UsageEntry
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.items.rules import item_key, lane_name
@@ -29,11 +32,14 @@ from helix_store.models import Session as StoredSession
 if TYPE_CHECKING:
     from strands.multiagent import MultiAgentBase
 
+R = TypeVar("R")
 Built = TypeVar("Built", Session, SessionAgent, SessionMessage)
 
 _SESSION: Final = "session"
 _AGENTS: Final = "agents"
 _MULTI_AGENTS: Final = "multi_agents"
+
+_threads: Final = PerProcess(lambda: ThreadPoolExecutor(thread_name_prefix="helix_store_strands"))
 
 
 class DjangoSessionRepository(SessionRepository):
@@ -78,7 +84,7 @@ class DjangoSessionRepository(SessionRepository):
             if not LockedItems(locked, _SESSION).add(_SESSION, document):
                 raise SessionException(f"Session {session.session_id} already exists")
 
-        beside_the_loop(partial(self._storage.write, session_id_for(session.session_id), create))
+        _beside_the_loop(partial(self._storage.write, session_id_for(session.session_id), create))
         return session
 
     def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
@@ -91,7 +97,7 @@ class DjangoSessionRepository(SessionRepository):
 
         If the application created the session, only the items are deleted.
         """
-        beside_the_loop(partial(self._storage.delete, session_id_for(session_id), Item))
+        _beside_the_loop(partial(self._storage.delete, session_id_for(session_id), Item))
 
     # --- Agents ------------------------------------------------------------------------------------
 
@@ -166,7 +172,7 @@ class DjangoSessionRepository(SessionRepository):
             )
             return list(items.order_by("key").values_list("payload", flat=True)[start:end])
 
-        texts = beside_the_loop(partial(self._storage.read, read))
+        texts = _beside_the_loop(partial(self._storage.read, read))
         return [_built(SessionMessage, document_of(decode(text))) for text in texts]
 
     # --- Graphs and swarms -------------------------------------------------------------------------
@@ -194,14 +200,14 @@ class DjangoSessionRepository(SessionRepository):
             if must_exist and items.get(name) is None:
                 raise SessionException(f"MultiAgent state {name} does not exist in session {session_id}")
             items.put(name, state)
-            self._record_usage(locked, messages_of(multi_agent))
+            self._record_usage(locked, _messages_of(multi_agent))
 
         self._write(session_id, put)
 
     # --- Items -------------------------------------------------------------------------------------
 
     def _read(self, session_id: str, lane: str, key: str) -> Document | None:
-        return beside_the_loop(partial(self._storage.get, session_id_for(session_id), lane, key))
+        return _beside_the_loop(partial(self._storage.get, session_id_for(session_id), lane, key))
 
     def _replace(
         self, session_id: str, lane: str, key: str, write: Callable[[], Document], name: str
@@ -219,7 +225,7 @@ class DjangoSessionRepository(SessionRepository):
 
     def _write(self, session_id: str, call: Callable[[LockedSession], None]) -> None:
         try:
-            beside_the_loop(partial(self._storage.write, session_id_for(session_id), call, create=False))
+            _beside_the_loop(partial(self._storage.write, session_id_for(session_id), call, create=False))
         except SessionNotFound as exc:
             raise SessionException(f"Session {session_id} does not exist") from exc
 
@@ -227,7 +233,7 @@ class DjangoSessionRepository(SessionRepository):
         if self._model is None:
             return
         agent_type = self._storage.agent_type
-        usage = partial(usage_of, session_id=locked.session_id, agent_type=agent_type, model=self._model)
+        usage = partial(_usage_of, session_id=locked.session_id, agent_type=agent_type, model=self._model)
         record_usage(locked, map(usage, messages))
 
 
@@ -266,3 +272,67 @@ def _key_of(message: SessionMessage) -> str:
 def _message_key(message_id: int) -> str:
     """Return a key that sorts as text in the order of the numbers."""
     return f"{validation.whole_number(message_id, 'message_id'):019d}"
+
+
+def _beside_the_loop(call: Callable[[], R]) -> R:
+    """Make a call in this thread, or in another one if an event loop runs here, and wait for its end.
+
+    Strands calls a repository from hooks without ``await``, in the thread of the event loop that runs the
+    agent, and Django refuses blocking calls there.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    return _threads.get().submit(contextvars.copy_context().run, call).result()
+
+
+# --- Usage -----------------------------------------------------------------------------------------
+
+
+def _messages_of(multi_agent: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the messages with an id from the agents of a graph or swarm, including nested ones.
+
+    Without an id, a message would be recorded again by each update.
+    """
+    nodes = getattr(multi_agent, "nodes", None)
+    for node in nodes.values() if isinstance(nodes, dict) else ():
+        messages = getattr(node.executor, "messages", None)
+        if isinstance(messages, list):
+            yield from (message for message in messages if "tracking_id" in message)
+        yield from _messages_of(node.executor)
+
+
+def _usage_of(
+    message: Mapping[str, Any], *, session_id: str, agent_type: str, model: str
+) -> UsageEntry | None:
+    """Return the ledger's entry for a model's response, or ``None`` for a message without usage. It has the
+    id of the message, so that a copy in another session does not count again.
+    """
+    match message:
+        case {"metadata": {"usage": dict(usage)}}:
+            pass
+        case _:
+            return None
+    counts = {name: count_of(value) for name, value in usage.items()}
+    prompt, completion = counts.get("inputTokens", 0), counts.get("outputTokens", 0)
+    cached = counts.get("cacheReadInputTokens", 0)
+    if prompt + completion != counts.get("totalTokens", 0):
+        # This provider reports cached tokens in addition to the input tokens.
+        prompt += cached + counts.get("cacheWriteInputTokens", 0)
+    return response_entry(
+        session_id,
+        _usage_id(message),
+        source=agent_type,
+        model=model,
+        prompt=prompt,
+        completion=completion,
+        cached=cached,
+    )
+
+
+def _usage_id(message: Mapping[str, Any]) -> str | None:
+    try:
+        return validation.identifier(f"strands:{message['tracking_id']}", "id")
+    except (KeyError, InvalidPayload):
+        return None
