@@ -7,8 +7,8 @@ from django.utils.module_loading import module_has_submodule
 
 
 class FrameworkConfig(AppConfig):
-    """The app of a framework: it registers the ``CONVERSATION`` of its module ``conversation``, and the
-    ``TABLES`` of its module ``tables`` if it has tables.
+    """An app that registers the ``TABLES`` of its module ``tables`` and the ``CONVERSATION`` of its module
+    ``conversation``, if it has these modules.
     """
 
     default_auto_field = "django.db.models.BigAutoField"
@@ -19,4 +19,5 @@ class FrameworkConfig(AppConfig):
         if module_has_submodule(self.module, "tables"):
             for table in import_module(f"{self.name}.tables").TABLES:
                 register_table(table)
-        register_conversation(import_module(f"{self.name}.conversation").CONVERSATION)
+        if module_has_submodule(self.module, "conversation"):
+            register_conversation(import_module(f"{self.name}.conversation").CONVERSATION)

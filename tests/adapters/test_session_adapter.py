@@ -11,7 +11,7 @@ from django.db import connections
 
 from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
 from helix_store.core import moments, validation
-from helix_store.exceptions import FencedOutError, InvalidPayload, SessionNotFound
+from helix_store.exceptions import ConflictError, FencedOutError, InvalidPayload, SessionNotFound
 from helix_store.models import Message, Session
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from tests.databases import CommittedDatabase
@@ -131,6 +131,33 @@ def test_a_former_holder_writes_nothing(adapter: SessionAdapter) -> None:
     adapter.write("s", _add_message, fencing_token=successor.fencing_token)
     messages = Message.objects.using(adapter.db.alias).filter(session__tenant=adapter.tenant)
     assert messages.count() == 1
+
+
+def test_an_adapter_may_have_a_user_and_a_token_for_all_of_its_calls(adapter: SessionAdapter) -> None:
+    locks = DatabaseLockManager(adapter.db.using, tenant=adapter.tenant)
+    former, successor = locks.take_over("s"), locks.take_over("s")
+    of_former, of_successor = (
+        SessionAdapter(
+            "third-party",
+            adapter.db.using,
+            tenant=adapter.tenant,
+            user_id="ada",
+            fencing_token=lock.fencing_token,
+        )
+        for lock in (former, successor)
+    )
+    of_successor.write("s", _add_message)
+    of_successor.ensure("another")
+    sessions = Session.objects.using(adapter.db.alias).filter(tenant=adapter.tenant)
+    assert set(sessions.values_list("user_id", flat=True)) == {"ada"}
+    with pytest.raises(ConflictError):
+        of_successor.write("s", _add_message, user_id="bob")
+    with pytest.raises(FencedOutError):
+        of_former.write("s", _add_message)
+    with pytest.raises(FencedOutError):
+        of_former.delete("s")
+    of_former.write("s", _add_message, fencing_token=successor.fencing_token)
+    assert of_successor.delete("s") == 1
 
 
 def test_a_session_of_the_adapter_goes_whole_and_another_one_stays(

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from langgraph.checkpoint.base import DeltaChannelHistory, writes_sort_key
+from langgraph.checkpoint.base import DeltaChannelHistory
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from helix_store.contrib.langgraph import sql
-from helix_store.contrib.langgraph.encoding import Body, Place, read_body
+from helix_store.contrib.langgraph.encoding import Body, Place, ValueRow, WriteRow, read_body, read_writes
 from helix_store.contrib.langgraph.serializer import read_from
 from helix_store.core import validation
 from helix_store.core.limits import MAX_LONG_ID_BYTES
@@ -51,13 +51,10 @@ def history(
     writes, values = _written(db, place, walks)
     found: dict[str, DeltaChannelHistory] = {}
     for channel, walk in walks.items():
-        found[channel] = {
-            "writes": [
-                write
-                for checkpoint_id in reversed(walk.passed)
-                for write in _writes_of(serde, place, checkpoint_id, channel, writes[checkpoint_id, channel])
-            ]
-        }
+        found[channel] = {"writes": []}
+        for checkpoint_id in reversed(walk.passed):
+            read = partial(read_writes, serde, writes[checkpoint_id, channel])
+            found[channel]["writes"] += read_from(place.thread_id, checkpoint_id, read)
         if walk.seed is not None:
             seed = partial(_seed, serde, channel, walk.seed, values)
             found[channel]["seed"] = read_from(place.thread_id, walk.seed.checkpoint_id, seed)
@@ -105,12 +102,9 @@ def _ancestors(db: Database, serde: SerializerProtocol, place: Place) -> Iterato
         start = page[-1][0] if len(page) > _PAGE else None
 
 
-_Written = defaultdict[tuple[str, str], list[tuple[str, str, int, str, bytes]]]
-
-
 def _written(
     db: Database, place: Place, walks: Mapping[str, _Walk]
-) -> tuple[_Written, dict[tuple[str, str], tuple[str, bytes]]]:
+) -> tuple[defaultdict[tuple[str, str], list[WriteRow]], dict[tuple[str, str], ValueRow]]:
     """Return the writes of each checkpoint to each channel, and the values by channel and version."""
     versions = {
         walk.seed.versions[channel]
@@ -127,36 +121,21 @@ def _written(
         "channels": list_parameter(db, list(walks)),
         "versions": list_parameter(db, sorted(versions)),
     }
-    writes: _Written = defaultdict(list)
-    values: dict[tuple[str, str], tuple[str, bytes]] = {}
+    writes: defaultdict[tuple[str, str], list[WriteRow]] = defaultdict(list)
+    values: dict[tuple[str, str], ValueRow] = {}
     for checkpoint_id, text, task_id, position, channel, kind, blob in db.read(sql.HISTORY, parameters):
         if checkpoint_id is None:
-            values[channel, text] = (kind, blob)
+            values[channel, text] = ValueRow(kind, blob)
         else:
-            writes[checkpoint_id, channel].append((text, task_id, position, kind, blob))
+            writes[checkpoint_id, channel].append(WriteRow(text, task_id, position, channel, kind, blob))
     return writes, values
-
-
-def _writes_of(
-    serde: SerializerProtocol,
-    place: Place,
-    checkpoint_id: str,
-    channel: str,
-    stored: Sequence[tuple[str, str, int, str, bytes]],
-) -> list[Any]:
-    ordered = sorted(stored, key=lambda write: writes_sort_key(*write[:3]))
-
-    def read() -> list[Any]:
-        return [(task_id, channel, serde.loads_typed((kind, blob))) for _, task_id, _, kind, blob in ordered]
-
-    return read_from(place.thread_id, checkpoint_id, read)
 
 
 def _seed(
     serde: SerializerProtocol,
     channel: str,
     ancestor: _Ancestor,
-    values: Mapping[tuple[str, str], tuple[str, bytes]],
+    values: Mapping[tuple[str, str], ValueRow],
 ) -> Any:
     # An imported checkpoint may have both: PostgresSaver marks a stored snapshot with a value of True.
     if channel not in ancestor.versions:

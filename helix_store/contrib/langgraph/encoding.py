@@ -75,6 +75,7 @@ def about_thread(given: Mapping[str, Any]) -> dict[str, Any]:
     about = {"user_id": validation.user_id_text(given.get("user_id")), "title": given.get("title")}
     known = {name: value for name, value in about.items() if isinstance(value, str) and value}
     validation.user_id(known.get("user_id"))
+    validation.title(known.get("title"))
     return known
 
 
@@ -328,6 +329,14 @@ def read_body(serde: SerializerProtocol, kind: str, body: bytes) -> Body:
     return Body(content["checkpoint"], content["metadata"], content["values"])
 
 
+def read_writes(serde: SerializerProtocol, writes: Iterable[WriteRow]) -> list[tuple[str, str, Any]]:
+    """Return the task, the channel and the value of each write, in LangGraph's order. Call it through
+    `read_from`.
+    """
+    ordered = sorted(writes, key=lambda write: writes_sort_key(*write[:3]))
+    return [(write.task_id, write.channel, serde.loads_typed((write.type, write.blob))) for write in ordered]
+
+
 def checkpoint_tuple(
     serde: SerializerProtocol,
     row: CheckpointRow,
@@ -338,9 +347,6 @@ def checkpoint_tuple(
 
     Raises `IntegrityFault` if one of them cannot be read.
     """
-    ordered = sorted(
-        writes, key=lambda write: writes_sort_key(write.task_path, write.task_id, write.position)
-    )
 
     def read() -> tuple[Body, dict[str, Any], list[Any]]:
         stored = {
@@ -348,10 +354,7 @@ def checkpoint_tuple(
             for channel, version in json.loads(row.versions).items()
             if (key := (row.session, row.namespace, channel, version)) in values
         }
-        pending = [
-            (write.task_id, write.channel, serde.loads_typed((write.type, write.blob))) for write in ordered
-        ]
-        return read_body(serde, row.type, row.body), stored, pending
+        return read_body(serde, row.type, row.body), stored, read_writes(serde, writes)
 
     body, stored, pending = read_from(row.thread_id, row.checkpoint_id, read)
     checkpoint: Any = {**body.checkpoint, "channel_values": {**body.values, **stored}}

@@ -1,17 +1,25 @@
-"""Filters of a search: the database checks a part of a filter, and this module checks all of it."""
+"""Conditions of a search: namespaces as text, and filters.
+
+A dot follows each label of a namespace, so that no label is a prefix of another one. The database checks a
+part of a filter, and this module checks all of it.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
 from django.db.models import Q
 
+from helix_store.core import validation
+from helix_store.core.limits import MAX_NAMESPACE_BYTES
 from helix_store.core.payloads import encode, is_plain_json
 from helix_store.exceptions import HelixStoreError, InvalidQuery
 
+_ANY_LABEL: Final = "*"
 _MOST_BYTES: Final = 64 * 1024
 # SQLite refuses a pattern of LIKE that is longer than 50,000 bytes.
 _LONGEST_PATTERN: Final = 1_000
@@ -27,6 +35,42 @@ _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 _EQUAL: Final = "$eq"
 _OPERATORS: Final = frozenset({*_ORDERS, _EQUAL, "$ne"})
 _NUMBERS: Final = (int, float)
+
+
+def namespace_text(labels: Sequence[str], name: str = "namespace") -> str:
+    """Return a namespace as text. Raises `InvalidPayload` or `LimitExceeded` if it cannot be stored."""
+    return validation.text("".join(f"{label}." for label in labels), name, limit=MAX_NAMESPACE_BYTES)
+
+
+def labels_of(text: str) -> tuple[str, ...]:
+    return tuple(text[:-1].split("."))
+
+
+def end_of(text: str) -> str:
+    """Return the first text after all namespaces under this one; the character after the dot is a slash."""
+    return f"{text[:-1]}/"
+
+
+def is_under(text: str) -> Q:
+    """Return the namespace itself and all namespaces under it: one range of the index."""
+    return Q(namespace__gte=text, namespace__lt=end_of(text)) if text else Q()
+
+
+def matches(match_type: str, path: Sequence[str]) -> Q:
+    """Return the namespaces that begin or end with a path, in which ``*`` is any one label."""
+    labels = namespace_text(path, "path")
+    if not labels:
+        return Q()
+    pattern = "".join(r"[^.]+\." if label == _ANY_LABEL else re.escape(f"{label}.") for label in path)
+    if match_type == "suffix":
+        return Q(namespace__regex=rf"(^|\.){pattern}$")
+    if _ANY_LABEL not in path:
+        return is_under(labels)
+    first = path[: path.index(_ANY_LABEL)]
+    return is_under(namespace_text(first)) & Q(namespace__regex=f"^{pattern}")
+
+
+# --- Filters ---------------------------------------------------------------------------------------
 
 
 def checked_filter(given: Any) -> dict[str, Any]:

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db.models import F, Q, QuerySet
 
-from helix_store.contrib.langgraph import namespaces
-from helix_store.contrib.langgraph.filters import is_match, narrowed
+from helix_store.contrib.langgraph.filters import (
+    end_of,
+    is_match,
+    is_under,
+    labels_of,
+    namespace_text,
+    narrowed,
+)
 from helix_store.contrib.langgraph.models import LangGraphMemory
 from helix_store.core import moments
 from helix_store.core.payloads import decode_object, size_of
@@ -101,7 +107,7 @@ class Memories:
 
         Without a filter the values are not read.
         """
-        rows = self._readable().filter(namespaces.is_under(prefix)).order_by("-updated_at", "-id")
+        rows = self._readable().filter(is_under(prefix)).order_by("-updated_at", "-id")
         if not conditions:
             return [StoredMemory(*row) for row in rows.values_list(*_COLUMNS)[offset : offset + limit]]
         memories = self._all(rows.filter(narrowed(conditions)))
@@ -124,7 +130,7 @@ class Memories:
         from helix_store.contrib.langgraph.vectors.rows import with_distance
 
         index, vector = embedding
-        rows = self._readable().filter(namespaces.is_under(prefix), narrowed(conditions))
+        rows = self._readable().filter(is_under(prefix), narrowed(conditions))
         nearest_first = (F("distance").asc(nulls_last=True), "-updated_at", "-id")
         ranked = with_distance(rows, index, vector).order_by(*nearest_first).values_list("pk", "distance")
         if not conditions:
@@ -148,16 +154,16 @@ class Memories:
         rows = self._readable().filter(matching).order_by("namespace").values_list("namespace", flat=True)
         rows = rows.distinct()
         if depth is None:
-            return [namespaces.labels_of(text) for text in rows[offset : offset + limit]]
+            return [labels_of(text) for text in rows[offset : offset + limit]]
         return list(islice(islice(self._cut_namespaces(rows, depth), offset, None), limit))
 
     def _cut_namespaces(self, rows: QuerySet[Any, str], depth: int) -> Iterator[tuple[str, ...]]:
         after = ""
         while page := list(rows.filter(namespace__gt=after)[:_LARGEST_PAGE]):
-            for labels, _ in groupby(page, key=lambda text: namespaces.labels_of(text)[:depth]):
+            for labels, _ in groupby(page, key=lambda text: labels_of(text)[:depth]):
                 yield labels
             # Deeper namespaces are cut to this depth.
-            after = page[-1] if len(labels) < depth else namespaces.end_of(namespaces.namespace_text(labels))
+            after = page[-1] if len(labels) < depth else end_of(namespace_text(labels))
 
     def _all(self, rows: QuerySet[LangGraphMemory]) -> Iterator[StoredMemory]:
         """Yield all rows in pages of growing length, because a filter often matches among the first rows."""
@@ -263,7 +269,7 @@ def delete_namespace(db: Database, prefix: str) -> int:
 
     It waits for a transaction that has locked one of these memories.
     """
-    return _delete(db, namespaces.is_under(prefix), "namespace", "key")
+    return _delete(db, is_under(prefix), "namespace", "key")
 
 
 def _delete(db: Database, condition: Q, *order: str, skip_locked: bool = False) -> int:

@@ -25,7 +25,7 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
-from helix_store.contrib.langgraph.filters import checked_filter
+from helix_store.contrib.langgraph.filters import checked_filter, labels_of, matches, namespace_text
 from helix_store.contrib.langgraph.habits import OpenedByHabit
 from helix_store.contrib.langgraph.memories import (
     Address,
@@ -35,7 +35,6 @@ from helix_store.contrib.langgraph.memories import (
     delete_namespace,
     sweep,
 )
-from helix_store.contrib.langgraph.namespaces import labels_of, matches, namespace_text
 from helix_store.contrib.langgraph.vectors.index import Embedded, Index
 from helix_store.core import validation
 from helix_store.core.limits import MAX_CALL_ITEMS, MAX_ID_BYTES

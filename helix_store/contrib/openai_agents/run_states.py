@@ -84,12 +84,13 @@ class RunStateStore:
         payload = encode(text, limit=conf.limits().max_state_bytes, path="/state")
         _require_object(text)
         chosen = new_id() if state_id is None else validation.identifier(state_id, "state_id")
+        until = validation.optional(validation.epoch_milliseconds)(deadline, "deadline")
         columns = {
             "state_id": chosen,
             "payload": payload,
             "size_bytes": size_of(payload),
             "owner": validation.optional_identifier(owner, "owner"),
-            "deadline": _deadline(deadline),
+            "deadline": None if until is None else validation.milliseconds_to_datetime(until),
         }
 
         def insert(session: LockedSession) -> str:
@@ -235,13 +236,6 @@ def _require_object(text: str) -> None:
         raise InvalidPayload(
             path="state", reason="expected the text of a JSON object, as to_string() writes it"
         )
-
-
-def _deadline(value: datetime | None) -> datetime | None:
-    if value is None:
-        return None
-    milliseconds = validation.epoch_milliseconds(value, "deadline")
-    return validation.milliseconds_to_datetime(milliseconds)
 
 
 def _text(payload: str) -> str:

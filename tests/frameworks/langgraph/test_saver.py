@@ -15,6 +15,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from helix_store.contrib.langgraph import DjangoSaver
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.core.limits import MAX_TITLE_BYTES
 from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
@@ -154,6 +155,12 @@ def test_the_user_of_a_thread_may_be_a_key_of_django(
     state = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant).load_state("thread")
     assert state is not None
     assert state.user_id == stored
+
+
+def test_a_title_that_no_session_can_have_is_refused_for_a_known_thread_too(saver: DjangoSaver) -> None:
+    put(saver, config_of("thread"))
+    with pytest.raises(LimitExceeded):
+        put(saver, {**config_of("thread"), "metadata": {"title": "t" * (MAX_TITLE_BYTES + 1)}})
 
 
 def test_a_tenant_does_not_see_the_threads_of_another(
