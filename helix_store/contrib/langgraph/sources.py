@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import ormsgpack
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -29,31 +29,14 @@ _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _OLDEST_FORMAT: Final = 4
 
 
-class Channel(NamedTuple):
-    """The identity of a value: its channel at a version, in a namespace."""
-
-    namespace: str
-    channel: str
-    version: str
-
-
-class ForeignCheckpoint(NamedTuple):
-    """A saver's checkpoint. ``small`` are the values that it holds itself."""
-
-    checkpoint_id: str
-    namespace: str
-    parent_id: str | None
-    checkpoint: dict[str, Any]
-    metadata: dict[str, Any]
-    small: Mapping[str, Any]
-
-
 class ThreadSession(ForeignSession):
-    """A thread. ``channels`` are the values read, with their bytes until a checkpoint refers to them."""
+    """A thread. ``values`` maps the namespace, channel and version of each value that was read to the number
+    of its bytes, until a checkpoint refers to it.
+    """
 
     def __init__(self, kind: str, source_id: str, session_id: str | None = None) -> None:
         super().__init__(kind, source_id, session_id)
-        self.channels: dict[Channel, int] = {}
+        self.values: dict[tuple[str, str, str], int] = {}
         self.first, self.last = _NO_TIME, datetime.min.replace(tzinfo=UTC)
 
 
@@ -103,8 +86,10 @@ class ThreadSource(ForeignSource):
         """
 
     @abstractmethod
-    def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
-        """Return a row of the checkpoints. Raises `InvalidPayload` for one that cannot be read."""
+    def _checkpoint(self, *columns: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Return a checkpoint, its metadata, and the values that it holds itself, from the columns after its
+        id, namespace and parent. Raises `InvalidPayload` if they cannot be read.
+        """
 
     def _add_value(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
         channel, namespace, version, kind, blob = row
@@ -116,29 +101,30 @@ class ThreadSource(ForeignSource):
             blob=blob or b"",
         )
         session.add(value)
-        session.channels[Channel(namespace, channel, version)] = len(value.blob)
+        session.values[namespace, channel, version] = len(value.blob)
 
     def _add_checkpoint(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
-        found = self._checkpoint(row)
-        if found.parent_id and found.checkpoint.get("v", 0) < _OLDEST_FORMAT:
+        checkpoint_id, namespace, parent_id, *columns = row
+        stored, metadata, small = self._checkpoint(*columns)
+        if parent_id and stored.get("v", 0) < _OLDEST_FORMAT:
             raise InvalidPayload(path="checkpoint/v", reason="the format is older than LangGraph 0.5")
-        at = _moment(found.checkpoint.get("ts"))
+        at = _moment(stored.get("ts"))
         versions = {
             channel: str(version)
-            for channel, version in found.checkpoint["channel_versions"].items()
-            if Channel(found.namespace, channel, str(version)) in session.channels
+            for channel, version in stored["channel_versions"].items()
+            if (namespace, channel, str(version)) in session.values
         }
-        new = [Channel(found.namespace, channel, version) for channel, version in versions.items()]
-        size = sum(session.channels[channel] for channel in new)
-        session.channels.update(dict.fromkeys(new, 0))
-        body = {"checkpoint": found.checkpoint, "metadata": found.metadata, "values": dict(found.small)}
+        new = [(namespace, channel, version) for channel, version in versions.items()]
+        size = sum(session.values[value] for value in new)
+        session.values.update(dict.fromkeys(new, 0))
+        body = {"checkpoint": stored, "metadata": metadata, "values": small}
         kind, text = self._serde.dumps_typed(body)
-        about = about_checkpoint(found.metadata)
+        about = about_checkpoint(metadata)
         checkpoint = LangGraphCheckpoint(
             thread_id=None if session.source_id == session.id else session.source_id,
-            namespace=long_id(found.namespace, "checkpoint_ns"),
-            checkpoint_id=long_id(found.checkpoint_id, "checkpoint_id"),
-            parent_id=found.parent_id and long_id(found.parent_id, "parent_checkpoint_id"),
+            namespace=long_id(namespace, "checkpoint_ns"),
+            checkpoint_id=long_id(checkpoint_id, "checkpoint_id"),
+            parent_id=parent_id and long_id(parent_id, "parent_checkpoint_id"),
             **{**about, "metadata": json.loads(about["metadata"])},
             versions=json.dumps(versions, ensure_ascii=False),
             type=kind,
@@ -209,12 +195,11 @@ class PostgresSaverSource(ThreadSource):
     def _value_rows(self, thread_id: str) -> Iterator[tuple[Any, ...]]:
         return self._reader.rows(_POSTGRES_VALUES, thread_id)
 
-    def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
-        checkpoint_id, namespace, parent_id, checkpoint_text, metadata_text = row
+    def _checkpoint(self, *columns: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        checkpoint_text, metadata_text = columns
         checkpoint = _checked(_json_object(checkpoint_text, "checkpoint"))
         small = checkpoint.pop("channel_values")
-        metadata = _json_object(metadata_text, "metadata")
-        return ForeignCheckpoint(checkpoint_id, namespace, parent_id, checkpoint, metadata, small)
+        return checkpoint, _json_object(metadata_text, "metadata"), small
 
 
 # --- SQLite ----------------------------------------------------------------------------------------
@@ -270,16 +255,15 @@ class SqliteSaverSource(ThreadSource):
             if channel in versions and not is_small(value):
                 yield (channel, namespace, str(versions[channel]), *self._serde.dumps_typed(value))
 
-    def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
-        checkpoint_id, namespace, parent_id, kind, data, metadata_text = row
+    def _checkpoint(self, *columns: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        kind, data, metadata_text = columns
         checkpoint = _unpacked(kind, data)
         values = checkpoint.pop("channel_values")
         versions = checkpoint["channel_versions"]
         small = {
             channel: value for channel, value in values.items() if channel not in versions or is_small(value)
         }
-        metadata = {} if metadata_text is None else _json_object(metadata_text, "metadata")
-        return ForeignCheckpoint(checkpoint_id, namespace, parent_id, checkpoint, metadata, small)
+        return checkpoint, {} if metadata_text is None else _json_object(metadata_text, "metadata"), small
 
 
 def _unpacked(kind: Any, data: Any) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import ormsgpack
 import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from helix_store.contrib.langgraph import DjangoSaver, register_types
-from helix_store.contrib.langgraph import plain
+from helix_store.contrib.langgraph import DjangoSaver, plain, register_types
 from helix_store.exceptions import InvalidPayload
 from helix_store.models import Session
 from helix_store.transfer import ImportSummary
