@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from pydantic_ai.conversation_store import (
@@ -126,19 +127,16 @@ class DjangoConversationStore(ConversationStore):
             source = self._sessions.agent_type
             record_usage(session, _usage_of_save(session_id, record, before, new_entries, source=source))
 
+        save = partial(self._sessions.write, session_id, write, create=False)
+
         def create() -> None:
             owner = self._sessions.user_id or row.scope or None
             self._sessions.ensure(session_id, user_id=owner, metadata=_origin(record))
-            self._sessions.write(session_id, write, create=False)
+            save()
 
-        def save() -> None:
-            if expected_revision is None:
-                self._sessions.db.transaction(create)
-            else:
-                self._sessions.write(session_id, write, create=False)
-
+        is_new = expected_revision is None
         try:
-            await in_thread_to_the_end(save)
+            await in_thread_to_the_end(partial(self._sessions.db.transaction, create) if is_new else save)
         except (Changed, SessionNotFound):
             raise ConversationConflict(record.conversation_id) from None
 
