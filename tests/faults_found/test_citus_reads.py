@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,9 +17,6 @@ READS: Final[dict[str, Callable[[DatabaseStateStore], Any]]] = {
     "get_latest_checkpoint": lambda store: store.get_latest_checkpoint("s"),
 }
 
-ROUNDS: Final = 15
-READS_PER_ROUND: Final = 20
-
 
 @pytest.mark.parametrize("name", READS)
 def test_a_read_of_one_statement_is_prepared(
@@ -35,26 +31,3 @@ def test_a_read_of_one_statement_is_prepared(
     assert fetch(connection, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
     READS[name](store)
     assert fetch(connection, "SELECT count(*) FROM pg_prepared_statements") == [(1,)]
-
-
-@pytest.mark.parametrize("name", READS)
-def test_a_read_costs_at_most_twice_its_plain_form(
-    postgres_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    settings = postgres_db.connection.settings_dict
-    store = DatabaseStateStore(postgres_db.alias, tenant=postgres_db.tenant)
-    store.create_session("s", agent_type="t")
-    store.append_messages("s", [{"role": "user"}])
-
-    def seconds(is_citus: bool) -> float:
-        monkeypatch.setitem(settings, "HELIX_STORE_CITUS", is_citus)
-        READS[name](store)
-        began = time.perf_counter()
-        for _ in range(READS_PER_ROUND):
-            READS[name](store)
-        return time.perf_counter() - began
-
-    # In turn, and of each the best, so that the pace of the machine concerns both.
-    both = [(seconds(True), seconds(False)) for _ in range(ROUNDS)]
-    with_key, plain = (min(each) for each in zip(*both, strict=True))
-    assert with_key <= 2 * plain
