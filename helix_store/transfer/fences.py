@@ -24,25 +24,7 @@ from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import InvalidQuery, StoreBusy
 from helix_store.transfer import fence_sql as sql
-from helix_store.transfer.fence_sql import COPYING, FENCED, unfenced
-
-__all__ = [
-    "ARRIVING",
-    "COPYING",
-    "FENCED",
-    "RETURNING",
-    "Fence",
-    "changes_of",
-    "fence_of",
-    "forget_marked_changes",
-    "mark_changes",
-    "missing_rights",
-    "put_up",
-    "set_phase",
-    "take_down",
-    "through_the_fence",
-    "unfenced",
-]
+from helix_store.transfer.fence_sql import COPYING, FENCED
 
 R = TypeVar("R")
 
@@ -157,24 +139,12 @@ def through_the_fence(db: Database, body: Callable[[], R]) -> R:
     return db.transaction(opened)
 
 
-# --- Changes -----------------------------------------------------------------------------------------
-
-
-def mark_changes(db: Database) -> None:
-    """Mark the logged changes. A snapshot that begins later contains these changes."""
-    db.write(sql.MARK, {"tenant": db.tenant})
-
-
 def changes_of(db: Database) -> dict[str, list[list[Any]]]:
     """Return the names of all logged changes by their record, marked or not."""
     changes = defaultdict(list)
     for record, name in db.read(sql.LOGGED, {"tenant": db.tenant}):
         changes[record].append(json.loads(name))
     return changes
-
-
-def forget_marked_changes(db: Database) -> None:
-    db.write(sql.FORGET_MARKED, {"tenant": db.tenant})
 
 
 def _triggers(db: Database, *, is_disabled: bool) -> list[tuple[str, str]]:

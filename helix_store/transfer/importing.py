@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 from django.db import IntegrityError
-from django.db.models import Model
+from django.db.models import Model, Q
 
 from helix_store.budgets.database import count_again
-from helix_store.catalogue import declared
+from helix_store.catalogue import declared, tables
 from helix_store.core.limits import Limits
 from helix_store.counters.counting import add_usage
 from helix_store.engine.database import Database
@@ -23,7 +24,6 @@ from helix_store.transfer import sql
 from helix_store.transfer.columns import RecordFormat, Reference
 from helix_store.transfer.database import DatabaseSource
 from helix_store.transfer.layout import format_of, formats
-from helix_store.transfer.merging import merge_rows
 from helix_store.transfer.records import Counts, ImportSummary, Problem, Record, Unit, digest_of
 
 _BASE_KINDS: Final = frozenset({CheckpointKind.BASE.value, CheckpointKind.STEP.value})
@@ -32,6 +32,8 @@ _COUNTERS: Final = "budget_counter"
 _NOTHING: Final = {"spent_usd": "0.000000000000", "spent_tokens": 0}
 _ROWS: Final = 200
 _CHARACTERS: Final = 4_000_000
+
+_Place = tuple[Any, ...]
 
 
 def import_units(
@@ -58,9 +60,8 @@ def import_units(
     from another database of the project, where limits may have been larger when they were stored. They are
     all of the tenant's data, so the counters of its budgets are stored as they are.
     """
-    importer = _Importer(
-        Database(using, tenant or ""), reads_back=reads_back, transact=transact, is_trusted=is_trusted
-    )
+    db = Database(using, tenant or "")
+    importer = _Importer(db, transact, reads_back=reads_back, is_trusted=is_trusted)
     for unit in units:
         if is_stopped is not None and is_stopped():
             return importer.summary
@@ -79,9 +80,9 @@ class _Importer:
     def __init__(
         self,
         db: Database,
+        transact: Callable[[Database, Callable[[], Any]], Any],
         *,
         reads_back: bool,
-        transact: Callable[[Database, Callable[[], Any]], Any],
         is_trusted: bool,
     ) -> None:
         self._db = db
@@ -146,20 +147,17 @@ class _Importer:
     def _insert(self, unit: Unit) -> Counts:
         records = self._counted(unit)
         head = next(records)
+        rows = _Rows(self._db, unit, self._limits, is_counted=not self._is_trusted)
         if unit.kind == "kept_usage":
-            kept = _Rows(self._db.alias, None, unit, self._limits, is_counted=not self._is_trusted)
-            kept.add_all(records)
-            return kept.counts
+            rows.add_all(records)
+            return rows.counts
         table = formats()[unit.kind]
         (row,) = _create(self._db.alias, table.model, [table.values_of(head, self._limits)])
-        current = table.reference_of(head)
+        rows.key, rows.current = row.pk, table.reference_of(head)
         if unit.kind == "session" and row.root_session_id not in (None, unit.name):
             self._roots.setdefault((unit.tenant, row.root_session_id), unit)
-        rows = _Rows(
-            self._db.alias, row.pk, unit, self._limits, current=current, is_counted=not self._is_trusted
-        )
         rows.add_all(records)
-        if current is not None:
+        if rows.current is not None:
             self._position = 0
             Session.objects.using(self._db.alias).filter(pk=row.pk).update(current=rows.current_key())
         return rows.counts + Counter({unit.kind: 1})
@@ -205,11 +203,11 @@ class _Importer:
 
     def _merge_batch(self, unit: Unit, batch: Sequence[Record]) -> tuple[int, int]:
         if self._is_trusted or unit.name not in (_BUDGETS, _COUNTERS):
-            return merge_rows(self._db, unit, batch, self._limits)
+            return _merge_rows(self._db, unit, batch, self._limits)
         if unit.name == _COUNTERS:
             # Only the usage in this database counts.
-            return merge_rows(self._db, unit, [record | _NOTHING for record in batch], self._limits)[0], 0
-        merged = merge_rows(self._db, unit, batch, self._limits)
+            return _merge_rows(self._db, unit, [record | _NOTHING for record in batch], self._limits)[0], 0
+        merged = _merge_rows(self._db, unit, batch, self._limits)
         for record in batch:
             count_again(Database(self._db.alias, unit.tenant), record["name"])
         return merged
@@ -235,36 +233,27 @@ class _Importer:
         self.summary.problems.append(Problem(text=f"the {unit} {text}", line=line))
 
 
+@dataclass(eq=False)
 class _Rows:
     """The rows of a unit, inserted in batches, and the keys of the checkpoints that others refer to."""
 
-    def __init__(
-        self,
-        alias: str,
-        key: int | None,
-        unit: Unit,
-        limits: Limits | None,
-        *,
-        current: Reference | None = None,
-        is_counted: bool = False,
-    ) -> None:
-        self.counts: Counts = Counter()
-        self._alias = alias
-        self._key = key
-        self._unit = unit
-        self._limits = limits
-        self._formats = formats()
-        self._current = current
-        self._is_counted = is_counted
-        self._current_key: int | None = None
-        self._bases: dict[Reference, int] = {}
-        self._table: RecordFormat | None = None
-        self._waiting: list[dict[str, Any]] = []
-        self._characters = 0
+    db: Database
+    unit: Unit
+    limits: Limits | None
+    is_counted: bool
+    key: int | None = None
+    current: Reference | None = None
+    counts: Counts = field(init=False, default_factory=Counter)
+    _current_key: int | None = field(init=False, default=None)
+    _bases: dict[Reference, int] = field(init=False, default_factory=dict)
+    _table: RecordFormat | None = field(init=False, default=None)
+    _waiting: list[dict[str, Any]] = field(init=False, default_factory=list)
+    _characters: int = field(init=False, default=0)
 
     def add_all(self, records: Iterable[Record]) -> None:
+        known = formats()
         for record in records:
-            self._add(self._formats[record["record"]], record)
+            self._add(known[record["record"]], record)
         self._flush()
 
     def current_key(self) -> int:
@@ -272,7 +261,7 @@ class _Rows:
         return _found(self._current_key, "/current")
 
     def _add(self, table: RecordFormat, record: Record) -> None:
-        values = {**table.values_of(record, self._limits), table.parent: self._key}
+        values = {**table.values_of(record, self.limits), table.parent: self.key}
         self._check_owner(values)
         base = table.reference_of(record)
         if table is not self._table or len(self._waiting) == _ROWS or self._characters > _CHARACTERS:
@@ -288,34 +277,34 @@ class _Rows:
 
     def _check_owner(self, values: Mapping[str, Any]) -> None:
         """Check the tenant and session of usage, which holds both because it outlives its session."""
-        for name, owner in (("tenant", self._unit.tenant), ("recorded_for", self._unit.name)):
+        for name, owner in (("tenant", self.unit.tenant), ("recorded_for", self.unit.name)):
             if values.get(name, owner) != owner:
                 raise InvalidPayload(path=f"/{name}", reason="the record belongs to something else")
 
     def _flush(self) -> None:
         if self._table is not None and self._waiting:
             waiting = self._without_kept() if self._table.model is UsageEntry else self._waiting
-            rows = _create(self._alias, self._table.model, waiting)
-            if self._table.model is UsageEntry and self._is_counted:
-                add_usage(Database(self._alias, self._unit.tenant), [row.pk for row in rows])
+            rows = _create(self.db.alias, self._table.model, waiting)
+            if self._table.model is UsageEntry and self.is_counted:
+                add_usage(Database(self.db.alias, self.unit.tenant), [row.pk for row in rows])
             if self._table.model is Checkpoint:
                 for row in rows:
                     reference = (row.kind, row.namespace, row.version)
                     if row.base_id is None and row.kind in _BASE_KINDS:
                         self._bases[reference] = row.pk
-                    if reference == self._current:
+                    if reference == self.current:
                         self._current_key = row.pk
         self._waiting = []
         self._characters = 0
 
     def _without_kept(self) -> list[dict[str, Any]]:
         """Return the usage entries to insert. The session takes back entries that its deletion had kept."""
-        key = self._key
+        key = self.key
         if key is None:
             return self._waiting
         entry_ids = [values["entry_id"] for values in self._waiting]
-        kept = UsageEntry.objects.using(self._alias).filter(
-            tenant=self._unit.tenant, recorded_for=self._unit.name, session=None, entry_id__in=entry_ids
+        kept = UsageEntry.objects.using(self.db.alias).filter(
+            tenant=self.unit.tenant, recorded_for=self.unit.name, session=None, entry_id__in=entry_ids
         )
         found = {row.entry_id: row for row in kept}
         new, same = [], []
@@ -326,7 +315,7 @@ class _Rows:
             else:
                 new.append(values)
         if same:
-            UsageEntry.objects.using(self._alias).filter(pk__in=same).update(session=key, tree_id=None)
+            UsageEntry.objects.using(self.db.alias).filter(pk__in=same).update(session=key, tree_id=None)
         return new
 
 
@@ -350,3 +339,49 @@ def _refusal(error: IntegrityError) -> str:
     name = violated_constraint(error)
     by = "a constraint of the database" if name is None else f"the constraint {name}"
     return f"{by} refused a row, because of stored data or because a value is not allowed"
+
+
+# --- Rows of a tenant ---------------------------------------------------------------------------------
+
+
+def _merge_rows(
+    db: Database, unit: Unit, records: Sequence[Record], limits: Limits | None
+) -> tuple[int, int]:
+    """Store missing rows, and return how many were added and how many differ from stored ones.
+
+    Call in a transaction. Raises `InvalidPayload`.
+    """
+    table = next((each for each in tables("tenant") if each.record == unit.name), None)
+    if table is None or any(record["record"] != unit.name for record in records):
+        raise InvalidPayload(path="/of", reason="no app in INSTALLED_APPS has registered this table")
+    model, order, format_ = table.model, table.order, format_of(table)
+    rows = {_place(record, order): format_.values_of(record, limits) for record in records}
+    wanted = at_places(unit.tenant, order, list(rows.values()))
+    before = _stored(db, format_, order, wanted)
+    new = [model(tenant=unit.tenant, **values) for place, values in rows.items() if place not in before]
+    model._base_manager.using(db.alias).bulk_create(new, ignore_conflicts=True)
+    # Another import may have stored the same row in the meantime.
+    after = _stored(db, format_, order, wanted) if new else before
+    differing = sum(after.get(_place(record, order)) != record for record in records)
+    return len(new), differing
+
+
+def _place(record: Record, order: tuple[str, ...]) -> _Place:
+    return tuple(record.get(name) for name in order)
+
+
+def at_places(tenant: str, order: tuple[str, ...], rows: Sequence[Mapping[str, Any]]) -> Q:
+    """Return the condition for the rows with these values in the columns that distinguish them."""
+    if len(order) == 1:
+        (name,) = order
+        return Q(**{"tenant": tenant, f"{name}__in": [values[name] for values in rows]})
+    places = Q()
+    for values in rows:
+        places |= Q(**{name: values[name] for name in order})
+    return Q(tenant=tenant) & places
+
+
+def _stored(db: Database, format_: RecordFormat, order: tuple[str, ...], wanted: Q) -> dict[_Place, Record]:
+    found = format_.model._base_manager.using(db.alias).filter(wanted).values_list(*format_.selected)
+    records = [format_.record_of(values, None) for values in found]
+    return {_place(record, order): record for record in records}

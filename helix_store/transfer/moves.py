@@ -25,21 +25,18 @@ the fence of an earlier move, that fence stays, in the phase ``returning``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from django.db.migrations.recorder import MigrationRecorder
-from django.db.models import Q, QuerySet
 
 from helix_store import conf
-from helix_store.catalogue import Table, declared, tables
+from helix_store.catalogue import tables
 from helix_store.core import validation
 from helix_store.core.serialization import Serializable
 from helix_store.engine.aliases import alias_of, app_aliases
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import (
     InvalidQuery,
     NotSupportedOnBackend,
@@ -47,36 +44,21 @@ from helix_store.exceptions import (
     StoreUnavailable,
     shown_id,
 )
-from helix_store.models import Session, UsageEntry
-from helix_store.sessions.database.locking import lock_sessions
-from helix_store.sessions.database.trees import delete_locked_sessions
-from helix_store.transfer.database import DatabaseSource
+from helix_store.transfer.copying import ROWS, IncompleteCopy, TenantCopy, rows_of_tenant
+from helix_store.transfer.fence_sql import COPYING, FENCED, unfenced
 from helix_store.transfer.fences import (
     ARRIVING,
-    COPYING,
-    FENCED,
     RETURNING,
     Fence,
-    changes_of,
     fence_of,
-    forget_marked_changes,
-    mark_changes,
     missing_rights,
     put_up,
     set_phase,
     take_down,
-    through_the_fence,
-    unfenced,
 )
-from helix_store.transfer.file import write_export
-from helix_store.transfer.importing import import_units
-from helix_store.transfer.merging import at_places
-from helix_store.transfer.records import ExportSummary, ImportSummary, Unit
 
-_ROWS: Final = 100
 _ATTEMPTS: Final = 5
 _IN_TARGET: Final = (ARRIVING, RETURNING)
-_Chosen: TypeAlias = tuple[Table, Q]
 
 
 @dataclass(slots=True)
@@ -136,7 +118,7 @@ class TenantMove:
         self._target = Database(target, self.tenant)
         self._force = force
         self._say = progress or (lambda text: None)
-        self._is_stopped = is_stopped or (lambda: False)
+        self._copy = TenantCopy(self._source, self._target, self._say, is_stopped or (lambda: False))
 
     def copy(self) -> MoveSummary:
         """Copy the tenant's rows to the target, and then refuse its writers and copy their last changes.
@@ -149,7 +131,7 @@ class TenantMove:
         fence = fence_of(self._source)
         if fence is None or fence.phase == "moved":
             self._require_a_start()
-            if damaged := self._fingerprint(self._source).problems:
+            if damaged := self._copy.fingerprint(self._source).problems:
                 # Nothing is copied: repair the sessions first.
                 return self._summary(problems=[str(problem) for problem in damaged])
             self._close_target()
@@ -171,9 +153,9 @@ class TenantMove:
                 self._copy_beside_writers()
             # Check again behind the fence, because a writer may have been faster.
             self._require_exports()
-            self._copy_changes()
-            records = self._compared()
-        except _Incomplete as exc:
+            self._copy.copy_changes()
+            records = self._copy.compared()
+        except IncompleteCopy as exc:
             return self._summary(problems=exc.problems)
         self._open_target()
         self._advance("copied", after=(FENCED,))
@@ -191,7 +173,7 @@ class TenantMove:
         # An abort may have begun to delete the copy, or may have stopped before it did.
         self._advance("deleting", after=("copied", "deleting", "moved"))
         self._open_target()
-        if self._delete(self._source):
+        if self._copy.delete(self._source):
             self._advance("moved", after=("deleting",))
         return self._summary()
 
@@ -214,7 +196,8 @@ class TenantMove:
             )
         if phase == "copied" and not self._force:
             self._close_target()
-            if self._fingerprint(self._source).sha256 != self._fingerprint(self._target).sha256:
+            source, target = map(self._copy.fingerprint, (self._source, self._target))
+            if source.sha256 != target.sha256:
                 self._open_target()
                 raise InvalidQuery(
                     f"The rows in {self._target.alias!r} have changed since they were copied, and would be"
@@ -228,7 +211,7 @@ class TenantMove:
             self._open_target()
             raise
         self._close_target()
-        if self._delete(self._target):
+        if self._copy.delete(self._target):
             self._leave_target()
             take_down(self._source)
         return self._summary()
@@ -268,7 +251,7 @@ class TenantMove:
         fence = fence_of(self._target)
         if fence is not None and fence.phase not in ("moved", *_IN_TARGET):
             raise InvalidQuery(f"The tenant is currently being moved from {target!r}.", path="to")
-        if any(rows.exists() for rows in _rows(self._target)):
+        if any(rows.exists() for rows in rows_of_tenant(self._target)):
             raise InvalidQuery(
                 f"The database {target!r} already has rows of the tenant {shown_id(self.tenant)}.", path="to"
             )
@@ -325,139 +308,20 @@ class TenantMove:
         phase = "none" if fence is None else fence.phase
         return MoveSummary(self.tenant, self._source.alias, self._target.alias, phase, **given)
 
-    # --- Rows ----------------------------------------------------------------------------------------
-
     def _copy_beside_writers(self) -> None:
         """Copy all rows, then the changes until few are left, and refuse the writers."""
-        self._copy_rows()
-        before, changes = None, self._copy_changes()
+        self._copy.copy_rows()
+        before, changes = None, self._copy.copy_changes()
         # If writers are faster than the copy, another pass does not help.
-        while changes > _ROWS and (before is None or changes < before):
-            before, changes = changes, self._copy_changes()
+        while changes > ROWS and (before is None or changes < before):
+            before, changes = changes, self._copy.copy_changes()
         self._say("Refusing the writers of the tenant…")
         for _ in range(_ATTEMPTS):
             try:
                 return put_up(self._source, self._target.alias, FENCED)
             except StoreBusy:
-                self._copy_changes()
+                self._copy.copy_changes()
         return put_up(self._source, self._target.alias, FENCED)
-
-    def _copy_rows(self) -> None:
-        """Copy the rows that the target lacks. Rows from an earlier attempt are compared."""
-        source = DatabaseSource(self._source.alias, tenant=self.tenant)
-        total = source.session_count
-
-        def tell(done: ImportSummary) -> None:
-            if done.sessions % _ROWS == 0:
-                self._say(f"{done.sessions:,} of {total:,} sessions")
-
-        self._copy(lambda changed: source.units(), progress=tell)
-
-    def _copy_changes(self) -> int:
-        """Copy the logged changes again, and return their number."""
-        source = DatabaseSource(self._source.alias, tenant=self.tenant)
-        return self._copy(
-            lambda changed: chain.from_iterable(source.units_of(table, rows) for table, rows in changed)
-        )
-
-    def _copy(self, units_of: Callable[[list[_Chosen]], Iterable[Unit]], **options: Any) -> int:
-        """Delete the copies of everything that has changed, copy units, and return the number of changes.
-
-        All reads see the source at one moment, so the target has only rows of this moment, from the first
-        inserted unit on. Raises `_Incomplete`; a repeat deletes and copies the same again.
-        """
-        mark_changes(self._source)
-        with self._source.snapshot():
-            changes = changes_of(self._source)
-            changed = list(self._chosen(changes))
-            for table, rows in changed:
-                copies = table.model._base_manager.using(self._target.alias).filter(rows)
-                # A session's rows in other tables are also deleted, except rows that several sessions share.
-                through_the_fence(self._target, copies.delete)
-            summary = import_units(
-                units_of(changed),
-                self._target.alias,
-                tenant=self.tenant,
-                is_stopped=self._is_stopped,
-                reads_back=True,
-                transact=through_the_fence,
-                is_trusted=True,
-                **options,
-            )
-        if summary.problems:
-            raise _Incomplete(list(map(str, summary.problems)))
-        if not summary.is_complete:
-            raise _Incomplete(["It was stopped; run it again to continue."])
-        forget_marked_changes(self._source)
-        return sum(map(len, changes.values()))
-
-    def _chosen(self, changes: Mapping[str, Sequence[Sequence[Any]]]) -> Iterator[_Chosen]:
-        """Yield tables with a condition for some of their rows, until all changes are covered."""
-        for table in _tables_of_tenants():
-            names = changes.get(table.record, ())
-            for start in range(0, len(names), _ROWS):
-                places = [dict(zip(table.order, name, strict=False)) for name in names[start : start + _ROWS]]
-                if not all(places):
-                    yield table, Q(tenant=self.tenant)
-                    continue
-                yield table, at_places(self.tenant, table.order, places)
-                if table.model is Session:
-                    session_ids = [place["session_id"] for place in places]
-                    yield declared(UsageEntry), Q(tenant=self.tenant, recorded_for__in=session_ids)
-
-    def _compared(self) -> dict[str, int]:
-        """Return the number of rows of each table. Raises `_Incomplete` if the target has other numbers.
-
-        Each unit was compared when it was copied. The counts reveal rows that the source never had.
-        """
-        source, target = (_counted(db) for db in (self._source, self._target))
-        if source != target:
-            raise _Incomplete(["The content of the two databases differs; the tenant stays where it is."])
-        return source
-
-    def _fingerprint(self, db: Database) -> ExportSummary:
-        """Return the counts and hash of an export of the tenant: equal for equal rows in any databases."""
-        self._say(f"Reading {db.alias!r} to compare…")
-        return write_export(DatabaseSource(db.alias, tenant=self.tenant), _Nowhere())
-
-    def _delete(self, db: Database) -> bool:
-        """Delete the rows of the tenant in small transactions; return ``False`` if stopped."""
-
-        def some_sessions() -> bool:
-            keys = list(next(_rows(db)).values_list("pk", flat=True)[:_ROWS])
-            heads = lock_sessions(db, keys)
-            delete_locked_sessions(db, [head.pk for head in heads], keep_usage=False)
-            return bool(keys)
-
-        def some_rows() -> bool:
-            for rows in _rows(db):
-                keys = list(rows.values_list("pk", flat=True)[:_ROWS])
-                if keys:
-                    rows.model._base_manager.using(db.alias).filter(pk__in=keys).delete()
-                    return True
-            return False
-
-        for batch in (some_sessions, some_rows):
-            while through_the_fence(db, batch):
-                self._say(f"Deleting in {db.alias!r}…")
-                if self._is_stopped():
-                    return False
-        return True
-
-
-class _Incomplete(Exception):
-    """The copy cannot continue now. The phase of the move does not change."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__(problems)
-        self.problems = problems
-
-
-class _Nowhere:
-    """A file that discards all data. The export itself hashes what it writes."""
-
-    def write(self, data: bytes, /) -> None:
-        pass
 
 
 def _migrations(db: Database) -> set[str]:
@@ -465,26 +329,3 @@ def _migrations(db: Database) -> set[str]:
     labels = {each.model._meta.app_label for each in tables()}
     applied = db.query(lambda: MigrationRecorder(db.connection).applied_migrations())
     return {f"{label}.{name}" for label, name in applied if label in labels}
-
-
-def _tables_of_tenants() -> list[Table]:
-    return [each for each in tables() if each.names_tenant]
-
-
-def _rows(db: Database) -> Iterator[QuerySet[Any]]:
-    """Yield the rows that hold a tenant, each table in the order of an index by tenant, sessions first."""
-    # In key order, PostgreSQL might read the rows of all other tenants before it finds the first one.
-    for each in _tables_of_tenants():
-        rows = each.model._base_manager.using(db.alias).filter(tenant=tenant_parameter(db.tenant))
-        yield rows.order_by(*each.order)
-
-
-def _counted(db: Database) -> dict[str, int]:
-    """Return the number of the tenant's rows in each table that has any."""
-
-    def count(each: Table) -> int:
-        path = "tenant" if each.names_tenant else f"{each.parent_field.name}__tenant"
-        return each.model._base_manager.using(db.alias).filter(**{path: db.tenant}).count()
-
-    counts = db.query(lambda: {each.record: count(each) for each in tables()})
-    return {record: number for record, number in sorted(counts.items()) if number}

@@ -15,7 +15,7 @@ from helix_store.core.types import StepInfo
 from helix_store.engine.database import Database
 from helix_store.models import Session, UsageEntry
 from helix_store.testing.usage.base import tool
-from helix_store.transfer.moves import _rows
+from helix_store.transfer.copying import rows_of_tenant
 from tests.databases import fresh_tenant
 from tests.plans.calls import PAGE
 from tests.plans.explained import plans_of
@@ -70,7 +70,7 @@ CALLS: Final[dict[str, Callable[[World], Any]]] = {
     "snapshot list": lambda world: world.snapshots.list(TEMPLATE),
     "snapshot delete_threads": lambda world: world.snapshots.delete_threads([TEMPLATE]),
     "what helix_move deletes next": lambda world: [
-        list(rows[:PAGE]) for rows in _rows(Database(world.database.alias, world.database.tenant))
+        list(rows[:PAGE]) for rows in rows_of_tenant(Database(world.database.alias, world.database.tenant))
     ],
 }
 

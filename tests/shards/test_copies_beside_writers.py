@@ -18,15 +18,8 @@ from helix_store.exceptions import InvalidQuery, StoreBusy
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager
 from helix_store.transfer import fence_sql, importing, moves
-from helix_store.transfer.fences import (
-    COPYING,
-    FENCED,
-    changes_of,
-    fence_of,
-    mark_changes,
-    put_up,
-    take_down,
-)
+from helix_store.transfer.fence_sql import COPYING, FENCED
+from helix_store.transfer.fences import changes_of, fence_of, put_up, take_down
 from helix_store.transfer.moves import TenantMove
 from helix_store.transfer.records import Unit, digest_of
 from tests.adapters.third_party.models import Attachment, Page
@@ -258,7 +251,7 @@ def test_a_copy_that_was_stopped_goes_on_with_what_has_changed(routed: Pair) -> 
         EVERY_WRITE[name](tenant, store)
         if number % 2:
             # The change is known, but was not copied.
-            mark_changes(Database(routed.first, tenant))
+            Database(routed.first, tenant).write(fence_sql.MARK, {"tenant": tenant})
     assert move(tenant, "--to", routed.second)["phase"] == "copied"
     assert exported(routed.first, tenant) == exported(routed.second, tenant)
     move(tenant, "--abort")

@@ -19,7 +19,8 @@ from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import tokens
 from helix_store.transfer import fence_sql
-from helix_store.transfer.fences import ARRIVING, COPYING, FENCED, fence_of, put_up, take_down
+from helix_store.transfer.fence_sql import COPYING, FENCED
+from helix_store.transfer.fences import ARRIVING, fence_of, put_up, take_down
 from helix_store.transfer.moves import TenantMove, find_move
 from tests.adapters.third_party.models import Page
 from tests.cleanup.conftest import LONG_AGO
