@@ -13,7 +13,7 @@ from helix_store import conf
 from helix_store.catalogue import tables
 from helix_store.core.tenants import TENANT_POLICY
 from helix_store.engine.aliases import app_aliases, app_connections
-from helix_store.engine.entry_nodes import citus_problems, has_citus
+from helix_store.engine.entry_nodes import citus_problems, has_undeclared_citus
 from helix_store.engine.poolers import dropped_search_path
 
 Databases = Sequence[str] | None
@@ -85,9 +85,7 @@ def check_citus(databases: Databases = None, only: str | None = None, **kwargs: 
             id="helix_store.W009",
         )
         for connection in app_connections("postgresql", only)
-        if connection.alias in (databases or ())
-        and not conf.is_citus(connection.settings_dict)
-        and has_citus(connection)
+        if connection.alias in (databases or ()) and has_undeclared_citus(connection)
     ]
 
 

@@ -9,6 +9,7 @@ entry node: the server that the alias names. A statement has another form there 
 - A separate query locks a row before the clock is read: a clock that was read before a wait would extend a
   term that has ended.
 - A statement writes to only one table, so there are no one-statement steps. Writes are not prepared.
+- Triggers are not allowed. A statement that has no other form there has a `Refusal`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from helix_store.engine.clocks import POSTGRESQL
+from helix_store.engine.statement import Refusal
+from helix_store.exceptions import NotSupportedOnBackend
 
 _MOMENT: Final = re.compile(r"%\((clock(?:_plus_(\w+))?)\)s")
 
@@ -29,6 +32,8 @@ def run_in_order(cursor: Any, texts: Sequence[str], parameters: Mapping[str, Any
     """
     rows: list[tuple[Any, ...]] = []
     for text in texts:
+        if isinstance(text, Refusal):
+            raise NotSupportedOnBackend(f"{cursor.db.alias!r} is on Citus, {text}")
         names, clock = _reading_of_the_clock(text)
         if names:
             cursor.execute(clock, parameters)

@@ -52,8 +52,10 @@ def citus_problems(aliases: Sequence[str]) -> Iterator[CitusProblem]:
             )
 
 
-def has_citus(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the extension is installed in the database."""
+def has_undeclared_citus(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the extension is installed in a database whose entry does not declare it."""
+    if conf.is_citus(connection.settings_dict):
+        return False
     with connection.cursor() as cursor:
         cursor.execute("SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus')")
         (found,) = cursor.fetchone()

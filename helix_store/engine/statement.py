@@ -13,6 +13,12 @@ from django.db.models import Model
 _NAMED_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
 
+class Refusal(str):
+    """A text for Citus that is not run: the call raises `NotSupportedOnBackend`, with this end of the message
+    ``"<alias> is on Citus, …"``.
+    """
+
+
 class PreparedForm(NamedTuple):
     """A statement as PostgreSQL prepares it.
 

@@ -16,7 +16,7 @@ from helix_store.conf import table_name
 from helix_store.engine.database import Database
 from helix_store.engine.errors import TENANT_MOVED
 from helix_store.engine.moved_tenants import digest_of_names, trigger_name
-from helix_store.engine.statement import Statement, table
+from helix_store.engine.statement import Refusal, Statement, table
 from helix_store.models import Session, Stream
 
 FENCES: Final = table_name("moved_tenant")
@@ -30,18 +30,6 @@ FENCED: Final = "fenced"
 """The phase behind the fence, until the last changes are copied."""
 
 _TEXT: Final = "helix_store: the tenant is moved to another database"
-
-# Creating and disabling a trigger requires the rights of the table's owner; the functions and the table of
-# the fences require CREATE.
-RIGHTS: Final = """
-    SELECT current_user::text, 'the rights of the owner of ' || c.oid::pg_catalog.regclass::text
-    FROM pg_catalog.pg_class AS c
-    WHERE c.oid IN ({tables}) AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')
-  UNION
-    SELECT current_user::text, 'CREATE on the schema ' || pg_catalog.quote_ident(n.nspname)
-    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE c.oid IN ({tables}) AND NOT pg_catalog.has_schema_privilege(n.oid, 'CREATE')
-    ORDER BY 2"""
 
 
 class Fenced(NamedTuple):
@@ -115,6 +103,37 @@ def fenced_tables() -> Iterator[Fenced]:
     for child in unfenced():
         owner = declared(Session)
         yield Fenced(table(child.related_model), owner.record, owner.order, Session, child.field.column)
+
+
+def fenced_oids() -> str:
+    """Return SQL for the list of these tables."""
+    return ", ".join(f"pg_catalog.to_regclass('{fenced.table}')" for fenced in fenced_tables())
+
+
+def missing_rights() -> Statement:
+    """Return a PostgreSQL statement for the role and each right that it lacks.
+
+    Creating and disabling a trigger requires the rights of the table's owner; the functions and the table of
+    the fences require CREATE.
+    """
+    tables = fenced_oids()
+    return Statement(
+        f"""
+        SELECT current_user::text, 'the rights of the owner of ' || c.oid::pg_catalog.regclass::text
+        FROM pg_catalog.pg_class AS c
+        WHERE c.oid IN ({tables}) AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')
+      UNION
+        SELECT current_user::text, 'CREATE on the schema ' || pg_catalog.quote_ident(n.nspname)
+        FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE c.oid IN ({tables}) AND NOT pg_catalog.has_schema_privilege(n.oid, 'CREATE')
+        ORDER BY 2""",
+        citus=(
+            Refusal(
+                "which refuses the triggers of a move; nothing was changed. Move the schema of the alias with"
+                " citus_schema_move."
+            ),
+        ),
+    )
 
 
 def _distinguishing(rows: Table) -> tuple[str, ...]:

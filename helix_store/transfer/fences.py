@@ -149,19 +149,20 @@ def changes_of(db: Database) -> dict[str, list[list[Any]]]:
 
 def _triggers(db: Database, *, is_disabled: bool) -> list[tuple[str, str]]:
     """List the fences' triggers in PostgreSQL as pairs of table and name."""
-    tables = ", ".join(f"pg_catalog.to_regclass('{fenced.table}')" for fenced in sql.fenced_tables())
     statement = Statement(
         "SELECT pg_catalog.replace(tgrelid::pg_catalog.regclass::text, '%%', '%%%%'), tgname"
-        f" FROM pg_catalog.pg_trigger WHERE tgrelid IN ({tables})"
+        f" FROM pg_catalog.pg_trigger WHERE tgrelid IN ({sql.fenced_oids()})"
         " AND tgname LIKE 'helix\\_fence\\_%%' AND (tgenabled = 'D') = %(is_disabled)s"
     )
     return [(str(name), str(trigger)) for name, trigger in db.read(statement, {"is_disabled": is_disabled})]
 
 
 def missing_rights(db: Database) -> list[str]:
-    """List the rights that the connection's role lacks to create a fence in the database."""
+    """List the rights that the connection's role lacks to create a fence in the database.
+
+    Raises `NotSupportedOnBackend` on Citus.
+    """
     if not db.is_postgresql:
         return []
-    tables = ", ".join(f"pg_catalog.to_regclass('{fenced.table}')" for fenced in sql.fenced_tables())
-    rows = db.read(Statement(sql.RIGHTS.format(tables=tables)), {})
+    rows = db.read(sql.missing_rights(), {})
     return [f"the role {role} needs {right} in {db.alias!r}" for role, right in rows]

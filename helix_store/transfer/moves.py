@@ -31,19 +31,12 @@ from typing import Any, Final
 
 from django.db.migrations.recorder import MigrationRecorder
 
-from helix_store import conf
 from helix_store.catalogue import tables
 from helix_store.core import validation
 from helix_store.core.serialization import Serializable
 from helix_store.engine.aliases import alias_of, app_aliases
 from helix_store.engine.database import Database
-from helix_store.exceptions import (
-    InvalidQuery,
-    NotSupportedOnBackend,
-    StoreBusy,
-    StoreUnavailable,
-    shown_id,
-)
+from helix_store.exceptions import InvalidQuery, StoreBusy, StoreUnavailable, shown_id
 from helix_store.transfer.copying import ROWS, IncompleteCopy, TenantCopy, rows_of_tenant
 from helix_store.transfer.fence_sql import COPYING, FENCED, unfenced
 from helix_store.transfer.fences import (
@@ -232,12 +225,6 @@ class TenantMove:
                 raise InvalidQuery(f"The app is not in a database {alias!r}: {', '.join(known)}.", path="to")
         if source == target:
             raise InvalidQuery(f"The tenant is already in {target!r}.", path="to")
-        for db in (self._source, self._target):
-            if conf.is_citus(db.connection.settings_dict):
-                raise NotSupportedOnBackend(
-                    f"{db.alias!r} is on Citus, which refuses the triggers of a move; nothing was changed."
-                    " Move the schema of the alias with citus_schema_move."
-                )
         if missing := [right for db in (self._source, self._target) for right in missing_rights(db)]:
             raise InvalidQuery(
                 f"A move puts triggers on the tables: {'; '.join(missing)}. Run the command as their owner.",
