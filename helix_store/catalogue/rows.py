@@ -13,7 +13,7 @@ from django.db.models import CASCADE, Min, Model
 from helix_store.catalogue.registry import tables
 from helix_store.catalogue.table import Branch
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import is_in_list, list_parameter
+from helix_store.engine.expressions import for_keys, list_parameter
 from helix_store.engine.statement import Statement
 from helix_store.engine.statement import table as table_name
 from helix_store.models import Session
@@ -98,14 +98,11 @@ def children_with_rows(db: Database, keys: Collection[int]) -> list[Any]:
 def _children_with_rows() -> Statement:
     """Build the statement when it is first needed: only then are all models known."""
 
-    def form(in_keys: str) -> str:
-        # EXISTS would be slow: for sessions with many rows, PostgreSQL expects an early hit in a table scan.
-        firsts = (
-            f"(SELECT c.{child.field.column} FROM {table_name(child.related_model)} AS c "
-            f"WHERE {in_keys.replace('key_of_session', f'c.{child.field.column}')} "
-            f"ORDER BY c.{child.field.column} LIMIT 1)"
-            for child in children_of_sessions()
+    # EXISTS would be slow: for sessions with many rows, PostgreSQL expects an early hit in a table scan.
+    firsts = (
+        f"(SELECT {column} FROM {model} WHERE {column} IN %(keys)s ORDER BY {column} LIMIT 1)"
+        for column, model in (
+            (child.field.column, table_name(child.related_model)) for child in children_of_sessions()
         )
-        return f"SELECT {', '.join(firsts)}"
-
-    return Statement(*map(form, is_in_list("key_of_session", "keys", "bigint")))
+    )
+    return for_keys(f"SELECT {', '.join(firsts)}")

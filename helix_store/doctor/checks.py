@@ -12,7 +12,7 @@ from django.db.models import Model, QuerySet
 from helix_store.catalogue import declared
 from helix_store.doctor.findings import Fault, Sample
 from helix_store.engine.database import Database, Rows
-from helix_store.engine.expressions import is_in_list, list_parameter
+from helix_store.engine.expressions import list_parameter
 from helix_store.engine.paging import keyset_pages
 from helix_store.engine.statement import Statement
 from helix_store.models import Session, Stream
@@ -78,15 +78,6 @@ class Scope:
 def fetched(db: Database, rows: QuerySet[Any, Any]) -> list[Any]:
     """Return the rows of an ORM query."""
     return db.query(lambda: list(rows))
-
-
-def for_keys(text: Callable[[Callable[[str], str]], str]) -> Statement:
-    """Return a statement on the rows with some keys. ``text`` gets a function that builds the condition."""
-
-    def condition(index: int) -> Callable[[str], str]:
-        return lambda column: is_in_list(column, "keys", "bigint")[index]
-
-    return Statement(postgresql=text(condition(0)), sqlite=text(condition(1)))
 
 
 def read_keys(db: Database, statement: Statement, keys: list[int]) -> Rows:

@@ -5,11 +5,10 @@ Each one examines a page of sessions in one statement, which sees all tables as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from helix_store.core.types import SessionStatus
-from helix_store.doctor.checks import for_keys
+from helix_store.engine.expressions import for_keys
 from helix_store.engine.statement import Statement, table
 from helix_store.models import (
     Checkpoint,
@@ -26,32 +25,27 @@ from helix_store.sessions.layout import JSON_COLUMNS
 
 _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
-_IsIn = Callable[[str], str]
 
 _STATES: Final = "('state', 'step', 'base')"
 """The kinds whose version is the session's. Graphs and snapshots number their checkpoints themselves."""
 
 
-def _checkpoints(condition: str, *, join: str = "", row: str = "c.version") -> Statement:
+def _checkpoints(condition: str, *, join: str = "") -> Statement:
     """Return a statement on checkpoints ``c`` of sessions ``s`` that meet a condition."""
     return for_keys(
-        lambda is_in: (
-            f"""
-            SELECT s.tenant, s.session_id, s.id, {row} FROM {_SESSION} AS s
-            JOIN {_CHECKPOINT} AS c ON c.session_id = s.id {join}
-            WHERE {is_in("s.id")} AND {condition} ORDER BY s.id, c.id"""
-        )
+        f"""
+        SELECT s.tenant, s.session_id, s.id, c.version FROM {_SESSION} AS s
+        JOIN {_CHECKPOINT} AS c ON c.session_id = s.id {join}
+        WHERE s.id IN %(keys)s AND {condition} ORDER BY s.id, c.id"""
     )
 
 
 def _sessions(condition: str, *, join: str = "") -> Statement:
     """Return a statement on sessions ``s`` that meet a condition."""
     return for_keys(
-        lambda is_in: (
-            f"""
-            SELECT s.tenant, s.session_id, s.id, NULL FROM {_SESSION} AS s {join}
-            WHERE {is_in("s.id")} AND {condition} ORDER BY s.id"""
-        )
+        f"""
+        SELECT s.tenant, s.session_id, s.id, NULL FROM {_SESSION} AS s {join}
+        WHERE s.id IN %(keys)s AND {condition} ORDER BY s.id"""
     )
 
 
@@ -64,16 +58,14 @@ def _of_messages(value: str) -> str:
 
 
 HISTORIES: Final = for_keys(
-    lambda is_in: (
-        f"""
-        SELECT tenant, session_id, id, message_count, number, first, last FROM (
-            SELECT s.tenant, s.session_id, s.id, s.message_count, {_of_messages("count(*)")} AS number,
-                COALESCE({_of_messages("min(sequence)")}, 1) AS first,
-                COALESCE({_of_messages("max(sequence)")}, 0) AS last
-            FROM {_SESSION} AS s WHERE {is_in("s.id")}
-        ) AS h
-        WHERE message_count <> last OR number <> last OR first <> 1 ORDER BY id"""
-    )
+    f"""
+    SELECT tenant, session_id, id, message_count, number, first, last FROM (
+        SELECT s.tenant, s.session_id, s.id, s.message_count, {_of_messages("count(*)")} AS number,
+            COALESCE({_of_messages("min(sequence)")}, 1) AS first,
+            COALESCE({_of_messages("max(sequence)")}, 0) AS last
+        FROM {_SESSION} AS s WHERE s.id IN %(keys)s
+    ) AS h
+    WHERE message_count <> last OR number <> last OR first <> 1 ORDER BY id"""
 )
 """Sessions whose messages are not numbered 1 to their count, with the count, number, first and last."""
 
@@ -84,14 +76,12 @@ CHECKPOINT_BEYOND_HISTORY: Final = _checkpoints(
 # --- States ------------------------------------------------------------------------------------------
 
 VERSION_ZERO: Final = for_keys(
-    lambda is_in: (
-        f"""
-        SELECT tenant, session_id, id, NULL FROM {_SESSION} WHERE {is_in("id")} AND version < 1
-        UNION ALL
-        SELECT s.tenant, s.session_id, s.id, c.version FROM {_SESSION} AS s
-        JOIN {_CHECKPOINT} AS c ON c.session_id = s.id AND c.kind IN {_STATES}
-        WHERE {is_in("s.id")} AND c.version < 1"""
-    )
+    f"""
+    SELECT tenant, session_id, id, NULL FROM {_SESSION} WHERE id IN %(keys)s AND version < 1
+    UNION ALL
+    SELECT s.tenant, s.session_id, s.id, c.version FROM {_SESSION} AS s
+    JOIN {_CHECKPOINT} AS c ON c.session_id = s.id AND c.kind IN {_STATES}
+    WHERE s.id IN %(keys)s AND c.version < 1"""
 )
 CHECKPOINT_FROM_THE_FUTURE: Final = _checkpoints(
     f"c.kind IN {_STATES} AND c.version > s.version AND s.version >= 1"
@@ -133,39 +123,33 @@ def _has_checkpoint(condition: str) -> str:
 
 
 OPERATION_MISFIT: Final = for_keys(
-    lambda is_in: (
-        f"""
-        SELECT s.tenant, s.session_id, s.id, o.operation_id FROM {_SESSION} AS s
-        JOIN {table(Operation)} AS o ON o.session_id = s.id
-        WHERE {is_in("s.id")} AND {is_in("o.session_id")} AND (
-            (o.version > s.version AND s.version >= 1)
-            OR {_has_checkpoint(_OTHER_ID)} OR {_has_checkpoint(_OTHER_VERSION)})"""
-    )
+    f"""
+    SELECT s.tenant, s.session_id, s.id, o.operation_id FROM {_SESSION} AS s
+    JOIN {table(Operation)} AS o ON o.session_id = s.id
+    WHERE s.id IN %(keys)s AND o.session_id IN %(keys)s AND (
+        (o.version > s.version AND s.version >= 1)
+        OR {_has_checkpoint(_OTHER_ID)} OR {_has_checkpoint(_OTHER_VERSION)})"""
 )
 """Operations whose version never existed or whose checkpoint differs. A checkpoint may have been pruned."""
 
 NEXT_POST_OFF: Final = for_keys(
-    lambda is_in: (
-        f"""
-        SELECT tenant, session_id, id, NULL FROM (
-            SELECT s.tenant, s.session_id, s.id, s.next_post_at AS stored,
-                (SELECT min(p.due_at) FROM {table(Post)} AS p
-                 WHERE p.session_id = s.id AND p.state = 'waiting') AS due
-            FROM {_SESSION} AS s WHERE {is_in("s.id")}
-        ) AS h
-        WHERE stored <> due OR (stored IS NULL) <> (due IS NULL) ORDER BY id"""
-    )
+    f"""
+    SELECT tenant, session_id, id, NULL FROM (
+        SELECT s.tenant, s.session_id, s.id, s.next_post_at AS stored,
+            (SELECT min(p.due_at) FROM {table(Post)} AS p
+             WHERE p.session_id = s.id AND p.state = 'waiting') AS due
+        FROM {_SESSION} AS s WHERE s.id IN %(keys)s
+    ) AS h
+    WHERE stored <> due OR (stored IS NULL) <> (due IS NULL) ORDER BY id"""
 )
 
 # --- Runs and trees ----------------------------------------------------------------------------------
 
 RUNS_RUNNING: Final = for_keys(
-    lambda is_in: (
-        f"""
-        SELECT s.tenant, s.session_id, s.id, NULL FROM {_SESSION} AS s
-        JOIN {table(Run)} AS r ON r.session_id = s.id AND r.status = 'running'
-        WHERE {is_in("s.id")} GROUP BY s.tenant, s.session_id, s.id HAVING count(*) > 1"""
-    )
+    f"""
+    SELECT s.tenant, s.session_id, s.id, NULL FROM {_SESSION} AS s
+    JOIN {table(Run)} AS r ON r.session_id = s.id AND r.status = 'running'
+    WHERE s.id IN %(keys)s GROUP BY s.tenant, s.session_id, s.id HAVING count(*) > 1"""
 )
 _PARENT: Final = f"LEFT JOIN {_SESSION} AS p ON p.tenant = s.tenant AND p.session_id = s.parent_session_id"
 PARENT_MISSING: Final = _sessions("s.parent_session_id IS NOT NULL AND p.id IS NULL", join=_PARENT)
@@ -183,28 +167,24 @@ _STATUSES: Final = ", ".join(f"'{status.value}'" for status in SessionStatus)
 UNKNOWN_CHECKPOINT_STATUS: Final = _checkpoints(f"c.kind = 'step' AND c.status NOT IN ({_STATUSES})")
 
 
-def _head_texts(is_in: _IsIn, cast: str) -> str:
+def _head_texts(cast: str) -> str:
     return f"""
         SELECT tenant, session_id, id, tags{cast}, metadata{cast}, typed_metadata,
             {", ".join(JSON_COLUMNS)}
-        FROM {_SESSION} WHERE {is_in("id")} ORDER BY id"""
+        FROM {_SESSION} WHERE id IN %(keys)s ORDER BY id"""
 
 
-_HEAD_TEXTS_OF_POSTGRESQL: Final = for_keys(lambda is_in: _head_texts(is_in, "::text"))
-_HEAD_TEXTS_OF_SQLITE: Final = for_keys(lambda is_in: _head_texts(is_in, ""))
-HEAD_TEXTS: Final = Statement(_HEAD_TEXTS_OF_POSTGRESQL.postgresql, _HEAD_TEXTS_OF_SQLITE.sqlite)
+HEAD_TEXTS: Final = for_keys(Statement(_head_texts("::text"), _head_texts("")))
 
 # --- Rows without an owner, streams ------------------------------------------------------------------
 
 USAGE_OF_UNKNOWN_SESSION: Final = for_keys(
-    lambda is_in: (
-        f"""
-        SELECT u.tenant, u.recorded_for, u.id, u.entry_id FROM {table(UsageEntry)} AS u
-        LEFT JOIN {_SESSION} AS s ON s.id = u.session_id
-        WHERE {is_in("u.id")} AND u.session_id IS NOT NULL
-            AND (s.id IS NULL OR s.tenant <> u.tenant OR s.session_id <> u.recorded_for)
-        ORDER BY u.id"""
-    )
+    f"""
+    SELECT u.tenant, u.recorded_for, u.id, u.entry_id FROM {table(UsageEntry)} AS u
+    LEFT JOIN {_SESSION} AS s ON s.id = u.session_id
+    WHERE u.id IN %(keys)s AND u.session_id IS NOT NULL
+        AND (s.id IS NULL OR s.tenant <> u.tenant OR s.session_id <> u.recorded_for)
+    ORDER BY u.id"""
 )
 
 
@@ -213,16 +193,14 @@ def _of_chunks(value: str) -> str:
 
 
 STREAMS: Final = for_keys(
-    lambda is_in: (
-        f"""
-        SELECT tenant, stream_id, id, floor, last_sequence, number, first, last FROM (
-            SELECT t.tenant, t.stream_id, t.id, t.floor, t.last_sequence, {_of_chunks("count(*)")} AS number,
-                {_of_chunks("min(sequence)")} AS first, {_of_chunks("max(sequence)")} AS last
-            FROM {table(Stream)} AS t WHERE {is_in("t.id")}
-        ) AS h
-        WHERE floor < 0 OR floor > last_sequence OR last_sequence <> COALESCE(last, floor)
-            OR first <> floor + 1 OR number <> last - floor
-        ORDER BY id"""
-    )
+    f"""
+    SELECT tenant, stream_id, id, floor, last_sequence, number, first, last FROM (
+        SELECT t.tenant, t.stream_id, t.id, t.floor, t.last_sequence, {_of_chunks("count(*)")} AS number,
+            {_of_chunks("min(sequence)")} AS first, {_of_chunks("max(sequence)")} AS last
+        FROM {table(Stream)} AS t WHERE t.id IN %(keys)s
+    ) AS h
+    WHERE floor < 0 OR floor > last_sequence OR last_sequence <> COALESCE(last, floor)
+        OR first <> floor + 1 OR number <> last - floor
+    ORDER BY id"""
 )
 """Streams whose chunks do not run from the floor to the last sequence, with number, first and last."""

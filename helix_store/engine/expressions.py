@@ -6,8 +6,9 @@ A pair of strings is the SQL for PostgreSQL and for SQLite, as `Statement` takes
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from django.db.models import (
     Aggregate,
@@ -26,6 +27,8 @@ from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement
 from helix_store.models.fields import MomentField
+
+_IN_KEYS: Final = re.compile(r"([\w.]+) IN %\(keys\)s")
 
 
 def tenant_parameter(tenant: str) -> Func:
@@ -175,6 +178,18 @@ def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]
     return (
         f"{column} = ANY(%({parameter})s::{column_type}[])",
         f"{column} IN (SELECT value FROM json_each(%({parameter})s))",
+    )
+
+
+def for_keys(statement: Statement | str) -> Statement:
+    """Return a statement in which ``column IN %(keys)s`` works; ``keys`` is a `list_parameter` of numbers."""
+    if isinstance(statement, str):
+        statement = Statement(statement)
+    postgresql, sqlite = is_in_list(r"\1", "keys", "bigint")
+    return Statement(
+        _IN_KEYS.sub(postgresql, statement.postgresql),
+        _IN_KEYS.sub(sqlite, statement.sqlite),
+        citus=[_IN_KEYS.sub(postgresql, text) for text in statement.citus],
     )
 
 
