@@ -4,8 +4,7 @@ Retention has its own public path: `helix_store.retention`.
 """
 
 from helix_store.cleanup.erasure import erase
-from helix_store.cleanup.outcomes import CleanupDetails, CleanupSummary
-from helix_store.cleanup.receipt import ErasureReceipt
+from helix_store.cleanup.outcomes import CleanupDetails, CleanupSummary, ErasureReceipt
 from helix_store.cleanup.run import expired_session_cleanup, expired_session_cleanup_batches
 
 __all__ = [

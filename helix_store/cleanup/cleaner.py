@@ -6,6 +6,8 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -28,24 +30,17 @@ _MAX_ATTEMPTS: Final = 10
 CleanupBackend = DatabaseCleanup | StateStoreCleanup
 
 
+@dataclass(eq=False)
 class Cleaner:
     """One run of a cleanup, and its counts."""
 
-    def __init__(
-        self,
-        backend: CleanupBackend,
-        providers: Mapping[str, WorkspaceProvider],
-        now: datetime,
-        page_size: int,
-        details: CleanupDetails | None,
-    ) -> None:
-        self.backend = backend
-        self.providers = providers
-        self.now = now
-        self.page_size = page_size
-        self.details = details
-        self.summary = CleanupSummary()
-        self.missing_providers: Counter[str] = Counter()
+    backend: CleanupBackend
+    providers: Mapping[str, WorkspaceProvider]
+    now: datetime
+    page_size: int
+    details: CleanupDetails | None
+    summary: CleanupSummary = field(init=False, default_factory=CleanupSummary)
+    missing_providers: Counter[str] = field(init=False, default_factory=Counter)
 
     def detect(self, limit: int | None) -> Iterator[CleanupSummary]:
         """Count expired sessions. ``details`` also lists them and the overdue calls of other sessions.
@@ -61,8 +56,11 @@ class Cleaner:
             would_fail = set(self.details.expired)
             for keys in self.backend.overdue(self.now, self.page_size):
                 for key in keys:
-                    if key not in would_fail:
-                        self._add_overdue(key, self.details)
+                    if key in would_fail:
+                        continue
+                    with self._logged(key, "Overdue calls of session %r cannot be read."):
+                        _, calls = self.backend.overdue_calls(key, self.now)
+                        self.details.overdue.extend((key, call) for call in calls)
                 yield self.summary
 
     def clean(self, limit: int | None, delete_before: datetime | None) -> Iterator[CleanupSummary]:
@@ -92,7 +90,8 @@ class Cleaner:
         if delete_before is not None:
             for keys in self.backend.deletable(delete_before, self.page_size):
                 for key in keys:
-                    self._delete(key, delete_before)
+                    with self._logged(key, "Session %r could not be deleted."):
+                        self._count(deleted=self.backend.delete(key, delete_before))
                 yield self.summary
         for sweep in self.backend.sweeps():
             self._sweep(sweep)
@@ -193,7 +192,7 @@ class Cleaner:
         return outcome
 
     def _apply_defaults(self, key: SessionKey) -> None:
-        try:
+        with self._logged(key, "Some overdue calls of session %r did not get their default."):
             store, calls = self.backend.overdue_calls(key, self.now)
             for call in calls:
                 answer = default_answer(call)
@@ -202,25 +201,15 @@ class Cleaner:
                 submission = _submit_default(store, key.session_id, call.tool_call_id, answer)
                 if submission.outcome is SubmissionOutcome.ACCEPTED:
                     self._count(defaults_applied=1)
-        except Exception:
-            self._count_problem(key)
-            logger.exception("Some overdue calls of session %r did not get their default.", key.session_id)
 
-    def _add_overdue(self, key: SessionKey, details: CleanupDetails) -> None:
+    @contextmanager
+    def _logged(self, key: SessionKey, message: str) -> Iterator[None]:
+        """Log an error in a session, and count it."""
         try:
-            _, calls = self.backend.overdue_calls(key, self.now)
+            yield
         except Exception:
             self._count_problem(key)
-            logger.exception("Overdue calls of session %r cannot be read.", key.session_id)
-        else:
-            details.overdue.extend((key, call) for call in calls)
-
-    def _delete(self, key: SessionKey, before: datetime) -> None:
-        try:
-            self._count(deleted=self.backend.delete(key, before))
-        except Exception:
-            self._count_problem(key)
-            logger.exception("Session %r could not be deleted.", key.session_id)
+            logger.exception(message, key.session_id)
 
     def _sweep(self, sweep: Sweep) -> None:
         try:

@@ -15,8 +15,7 @@ from django.db.models import Exists, Model, OuterRef, QuerySet
 from helix_store import conf
 from helix_store.catalogue import tables
 from helix_store.cleanup import references, trees
-from helix_store.cleanup.outcomes import SessionKey
-from helix_store.cleanup.receipt import ErasureReceipt, digest_of
+from helix_store.cleanup.outcomes import ErasureReceipt, SessionKey, digest_of
 from helix_store.cleanup.workspaces import (
     MissingProvider,
     WorkspaceProvider,
@@ -48,11 +47,7 @@ class _Erased(NamedTuple):
 
 
 class _Left(Exception):
-    """Raised when a tree is left unchanged."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """Raised with the reason when a tree is left unchanged."""
 
 
 class _NewBranches(Exception):
@@ -164,17 +159,14 @@ class Erasure:
                 # A dry run is one transaction: the next tree must not find rows that the previous one has
                 # deleted.
                 with db.rolled_back(dry_run=self.dry_run):
-                    yield from self._erase_in(db)
+                    for page in self._session_pages(db):
+                        for session_id in page.values():
+                            yield from self._erase_with_branches(db, session_id)
+                    yield from self._erase_rest(db)
         receipt = self.receipt
         is_complete = not (self.dry_run or receipt.sessions_left or receipt.locks_left or receipt.errors)
         self.receipt = replace(receipt, finished_at=moments.now(), complete=is_complete)
         yield self.receipt
-
-    def _erase_in(self, db: Database) -> Iterator[ErasureReceipt]:
-        for page in self._session_pages(db):
-            for session_id in page.values():
-                yield from self._erase_with_branches(db, session_id)
-        yield from self._erase_rest(db)
 
     def _tenants(self) -> list[str]:
         if self.tenant is not None:
@@ -237,7 +229,7 @@ class Erasure:
         try:
             erased = db.transaction(partial(self._erase_now, db, session_id, met))
         except _Left as exc:
-            self._leave(db, session_id, exc.reason, sessions_left=1)
+            self._leave(db, session_id, str(exc), sessions_left=1)
         except _NewBranches:
             raise
         except MissingProvider as exc:

@@ -15,7 +15,7 @@ from django.test import override_settings
 
 from helix_store.cleanup import ErasureReceipt, erase
 from helix_store.cleanup.erasure import Erasure
-from helix_store.cleanup.receipt import digest_of
+from helix_store.cleanup.outcomes import digest_of
 from helix_store.cleanup.trees import Forecast
 from helix_store.core.types import StepInfo, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource

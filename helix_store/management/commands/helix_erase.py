@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.cleanup.erasure import Erasure
-from helix_store.cleanup.receipt import ErasureReceipt
+from helix_store.cleanup.outcomes import ErasureReceipt
 from helix_store.exceptions import InvalidPayload
 from helix_store.management.base import StoreCommand, WrongUsage
 from helix_store.management.output import Column, cell
