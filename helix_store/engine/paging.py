@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from django.db.models import QuerySet
 
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset
+
+_CHARACTERS: Final = 4_000_000
+_FIRST_AVERAGE: Final = 32_000
+_LONG: Final = (str, bytes, memoryview)
 
 
 def keyset_pages(
@@ -31,3 +35,23 @@ def keyset_pages(
             return
         last = dict(zip(order, page[-1][len(columns) :], strict=True))
         following = ordered.filter(after_keyset(rows.model, last))
+
+
+class Pace:
+    """The size of the next page, based on the length of the rows read before.
+
+    A page of large rows takes no more memory than a page of small rows.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._average: float = _FIRST_AVERAGE
+
+    @property
+    def rows(self) -> int:
+        return max(1, min(self._most, int(_CHARACTERS / self._average)))
+
+    def measure(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        lengths = [sum(len(value) for value in row if isinstance(value, _LONG)) for row in rows]
+        if lengths:
+            self._average = max(1.0, sum(lengths) / len(lengths))

@@ -163,7 +163,7 @@ def _codec(field: models.Field[Any, Any]) -> tuple[_Writer, _Reader]:
         case models.JSONField():
             return _sorted, _document
         case CostField():
-            return _cost_text, _cost
+            return "{:f}".format, _cost
         case models.FloatField():
             return float, _number
         case models.BooleanField():
@@ -191,10 +191,6 @@ def _document(value: Any) -> Any:
     if not isinstance(value, dict | list):
         raise TypeError("expected an object or an array")
     return value
-
-
-def _cost_text(cost: Decimal) -> str:
-    return format(cost, "f")
 
 
 def _cost(value: Any) -> Decimal:

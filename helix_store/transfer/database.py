@@ -14,13 +14,12 @@ from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
 from helix_store.catalogue import Table, declared, tables
 from helix_store.engine.database import Database
-from helix_store.engine.paging import keyset_pages
+from helix_store.engine.paging import Pace, keyset_pages
 from helix_store.exceptions import shown_id
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.database.trees import forest_keys
 from helix_store.transfer.columns import RecordFormat
 from helix_store.transfer.layout import ExportedPart, formats, parts_of
-from helix_store.transfer.pages import Pace
 from helix_store.transfer.records import Counts, Problem, Record, Unit
 from helix_store.transfer.sql import filled_parts
 

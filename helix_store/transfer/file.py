@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Final, Protocol
 
 from helix_store import conf
@@ -24,6 +23,7 @@ from helix_store.transfer.records import (
     Problem,
     Record,
     Source,
+    Spool,
     Unit,
     line_of,
     named,
@@ -31,7 +31,6 @@ from helix_store.transfer.records import (
 
 _FORMAT: Final = "helix_store.export"
 _VERSION: Final = 1
-_IN_MEMORY: Final = 4_000_000
 _LONGEST_SHOWN: Final = 200
 _RECORD: Final = re.compile(rb'\{"record":"(\w+)"[,}]')
 _UNREADABLE: Final = (IntegrityFault, TypeError, ValueError, ArithmeticError, RecursionError)
@@ -263,7 +262,7 @@ class ExportFile:
 
     def _drop_unit(self) -> None:
         if self._unit is not None:
-            self._unit.close()
+            self._unit.spool.close()
             self._unit = None
             self._is_skipping = True
 
@@ -272,7 +271,7 @@ class ExportFile:
 
 
 class _OpenUnit:
-    """The lines of a unit so far, in memory while they are few."""
+    """The lines of a unit so far."""
 
     def __init__(self, kind: str, tenant: str, name: str, *, line: int) -> None:
         self.kind = kind
@@ -281,7 +280,7 @@ class _OpenUnit:
         self.line = line
         self.counts: Counts = Counter()
         self.digest = hashlib.sha256()
-        self._lines: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+        self.spool = Spool()
 
     def __str__(self) -> str:
         return named(self.kind, self.tenant, self.name)
@@ -289,18 +288,14 @@ class _OpenUnit:
     def add(self, name: str, line: bytes) -> None:
         self.counts[name] += 1
         self.digest.update(line)
-        self._lines.write(line)
+        self.spool.add(line)
 
     def checked(self) -> Unit:
         sha256 = self.digest.hexdigest()
         return Unit(self.kind, self.tenant, self.name, self._records, sha256, self.line)
 
-    def close(self) -> None:
-        self._lines.close()
-
     def _records(self) -> Iterator[Record]:
-        self._lines.seek(0)
-        for line in self._lines:
+        for line in self.spool.lines():
             record = _record(line)
             if record is None or record.get("record") != _name_of(line):
                 raise InvalidPayload(path="", reason="the line is not an object of JSON with different names")

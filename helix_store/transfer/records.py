@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Final, Protocol
 
 from helix_store.core.serialization import Serializable
 from helix_store.exceptions import shown_id
@@ -16,6 +17,7 @@ from helix_store.exceptions import shown_id
 Record = dict[str, Any]
 """A JSON object; ``record`` is the name of its kind and comes first."""
 
+_IN_MEMORY: Final = 4_000_000
 _in_utf8: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _in_ascii: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -133,6 +135,26 @@ class ImportSummary:
             "is_complete": self.is_complete,
             "problems": [str(problem) for problem in self.problems],
         }
+
+
+class Spool:
+    """Lines that are written once and can be read from the start any number of times.
+
+    They are in memory while they are few, and then in a file.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+
+    def add(self, line: bytes) -> None:
+        self._file.write(line)
+
+    def lines(self) -> Iterator[bytes]:
+        self._file.seek(0)
+        yield from self._file
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def line_of(record: Record) -> bytes:

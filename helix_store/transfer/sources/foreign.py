@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -67,7 +67,7 @@ class ForeignSource(ABC):
 
     def units(self) -> Iterator[Unit]:
         for row in self._reader.rows(self.sessions_query):
-            with self._session(row) as session:
+            with closing(self._session(row)) as session:
                 head = self._read(session, row)
                 self.tally.add(session.tally)
                 if head is not None:

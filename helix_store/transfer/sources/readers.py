@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from helix_store.engine.paging import Pace
 from helix_store.exceptions import HelixStoreError
-from helix_store.transfer.pages import Pace
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -84,6 +84,17 @@ class Reader(ABC):
             for table in tables
         }
 
+    def _pages_of(self, cursor: Any, reading: Callable[[], AbstractContextManager[None]]) -> Iterator[_Row]:
+        """Yield the rows of a cursor in pages, each fetched in a ``reading`` block."""
+        is_all = False
+        while not is_all:
+            size = self._pace.rows
+            with reading():
+                page = cursor.fetchmany(size)
+            self._pace.measure(page)
+            yield from page
+            is_all = len(page) < size
+
     @property
     def _open(self) -> Any:
         if self._connection is None:
@@ -124,7 +135,7 @@ class PostgresReader(Reader):
         with self._open.cursor(f"helix_import_{next(self._numbers)}") as cursor:
             with _postgres_errors_shown():
                 cursor.execute(self._composed(query), values)
-            yield from self._pace.rows_of(cursor, _postgres_errors_shown)
+            yield from self._pages_of(cursor, _postgres_errors_shown)
 
     def one(self, query: str, *values: Any) -> _Row:
         with _postgres_errors_shown():
@@ -215,7 +226,7 @@ class SqliteReader(Reader):
     def rows(self, query: str, *values: Any) -> Iterator[_Row]:
         with _sqlite_errors_shown():
             found = self._open.execute(query, values)
-        yield from self._pace.rows_of(found, _sqlite_errors_shown)
+        yield from self._pages_of(found, _sqlite_errors_shown)
 
     def one(self, query: str, *values: Any) -> _Row:
         for row in self.rows(query, *values):

@@ -7,9 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from tempfile import SpooledTemporaryFile
-from types import TracebackType
-from typing import IO, Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from django.db.models import Model
 
@@ -24,12 +22,11 @@ from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
 from helix_store.transfer.layout import format_of
-from helix_store.transfer.records import Counts, Problem, Record, line_of
+from helix_store.transfer.records import Counts, Problem, Record, Spool, line_of
 
 S = TypeVar("S", bound="ForeignSession")
 
 _FIRST_VERSION: Final = 1
-_IN_MEMORY: Final = 4_000_000
 
 
 class Head(NamedTuple):
@@ -79,26 +76,8 @@ class Tally:
                 yield Problem(text=f"{table}: {more} left out, which belong to no session")
 
 
-class _Spool:
-    """Records that are written once and can be read from the start any number of times."""
-
-    def __init__(self) -> None:
-        self._lines: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
-
-    def add(self, record: Record) -> None:
-        self._lines.write(line_of(record))
-
-    def records(self) -> Iterator[Record]:
-        self._lines.seek(0)
-        for line in self._lines:
-            yield json.loads(line)
-
-    def close(self) -> None:
-        self._lines.close()
-
-
 class ForeignSession:
-    """The data read of one session so far. A context that ends with its last record.
+    """The data read of one session so far. Close it after its last record.
 
     ``source_id`` is its id in the other store, if ``session_id`` is a different one here.
     """
@@ -110,17 +89,12 @@ class ForeignSession:
         self.message_count = 0
         self.checkpoint_count = 0
         self._name = f"{kind} {shown_id(source_id)}"
-        self._spools: defaultdict[str, _Spool] = defaultdict(_Spool)
+        self._spools: defaultdict[str, Spool] = defaultdict(Spool)
 
     def __str__(self) -> str:
         return self._name
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         for spool in self._spools.values():
             spool.close()
 
@@ -144,14 +118,14 @@ class ForeignSession:
     def add(self, row: Model) -> None:
         """Add a row, in the order in which an export lists the rows of its table."""
         table = declared(type(row))
-        self._spools[table.record].add(format_of(table).record_from(row))
+        self._spools[table.record].add(line_of(format_of(table).record_from(row)))
 
     def records(self, head: Head, tenant: str) -> Iterator[Record]:
         """Yield all records of the session, in the order of an export."""
         yield from _head_records(head, tenant, message_count=self.message_count)
         for table in tables("session"):
             if table.record in self._spools:
-                yield from self._spools[table.record].records()
+                yield from map(json.loads, self._spools[table.record].lines())
 
 
 def session_of(cls: type[S], kind: str, source_id: str) -> S:
