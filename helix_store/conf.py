@@ -17,17 +17,6 @@ from helix_store.core.limits import Limits
 from helix_store.core.retention import RetentionPolicy
 from helix_store.core.streams import StreamOptions
 
-__all__ = [
-    "DEFAULTS",
-    "constraint_name",
-    "get",
-    "is_citus",
-    "limits",
-    "stream_options",
-    "table_name",
-    "table_prefix_problem",
-]
-
 DEFAULTS: Final[dict[str, Any]] = {
     "TABLE_PREFIX": "helix_store_",
     "LIMITS": {},

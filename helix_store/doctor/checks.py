@@ -22,10 +22,6 @@ class Stopped(Exception):
     """Raised by the caller to end the examination after the current page."""
 
 
-def _ignore(count: int) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Scope:
     """The rows to examine. ``tenant=None`` means every tenant. A ``session_id`` belongs to one tenant.
@@ -37,7 +33,7 @@ class Scope:
     tenant: str | None = None
     session_id: str | None = None
     page_size: int = 200
-    after_page: Callable[[int], None] = _ignore
+    after_page: Callable[[int], object] = lambda count: None
 
     @property
     def is_narrowed(self) -> bool:

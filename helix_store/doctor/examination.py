@@ -22,6 +22,8 @@ from helix_store.sessions.database.rows import session_with_id
 
 _SAMPLES: Final = 10
 _Place = tuple[str, str | None]
+"""A rule, and a table."""
+
 _NOTHING_TO_EXAMINE: Final = frozenset(
     {
         "schema-behind",
@@ -89,7 +91,6 @@ class _Examination:
         self._fixes = fixes
         self._dry_run = dry_run
         self._listener = listener
-        # By rule and table.
         self._counts: Counter[_Place] = Counter()
         self._fixed: Counter[_Place] = Counter()
         self._samples: defaultdict[_Place, list[Sample]] = defaultdict(list)
@@ -100,16 +101,10 @@ class _Examination:
         found = {finding.id for finding in of_checks} | {rule for rule, _ in self._counts}
         if found & _NOTHING_TO_EXAMINE:
             return self._diagnosis(of_checks, "the settings and the schema, which come first")
-        self._require_session()
-        stopped_at = self._examine()
-        return self._diagnosis(of_checks, stopped_at)
-
-    def _require_session(self) -> None:
         session_id = self._scope.session_id
-        if session_id is not None:
-            known = session_with_id(self._db, session_id)
-            if not self._db.query(known.exists):
-                raise SessionNotFound(session_id)
+        if session_id is not None and not self._db.query(session_with_id(self._db, session_id).exists):
+            raise SessionNotFound(session_id)
+        return self._diagnosis(of_checks, self._examine())
 
     def _examine(self) -> str | None:
         """Run every check. If the examination was stopped, return its progress."""

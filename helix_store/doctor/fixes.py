@@ -12,14 +12,14 @@ from helix_store.core.payloads import decode_object
 from helix_store.doctor.checks import Check
 from helix_store.doctor.findings import Fault
 from helix_store.engine.database import Database
-from helix_store.models import Budget, Checkpoint, CheckpointKind, Lock, Message, Session, Stream, UsageEntry
+from helix_store.models import Checkpoint, CheckpointKind, Lock, Message, Session, Stream, UsageEntry
 from helix_store.sessions.database.current_state import drop_unneeded_bases
 from helix_store.sessions.database.locking import touch
 from helix_store.sessions.post_sql import SET_NEXT_POST
 from helix_store.sessions.tool_calls import earliest_deadline
 from helix_store.streams.notifications import notify_after_commit
 
-Fix = Callable[[Database, Any], None]
+Fix = Callable[[Database, Any], object]
 """A function that fixes a locked row, or leaves it alone if a fix is not safe."""
 
 
@@ -64,10 +64,6 @@ def _deadline(db: Database, head: Session) -> None:
     _update(db, head, pending_deadline=earliest_deadline({} if calls is None else decode_object(calls)))
 
 
-def _next_post(db: Database, head: Session) -> None:
-    db.execute(SET_NEXT_POST, {"key": head.pk})
-
-
 def _current(db: Database, head: Session) -> None:
     """Also clear the base key: without it the next step stores a full payload, which is always correct."""
     current = (
@@ -98,10 +94,6 @@ def _usage(db: Database, entry: UsageEntry) -> None:
         UsageEntry.objects.using(db.alias).filter(pk=entry.pk).update(session=None)
 
 
-def _counters(db: Database, budget: Budget) -> None:
-    count_again(Database(db.alias, budget.tenant), budget.name)
-
-
 def _last_sequence(db: Database, stream: Stream) -> None:
     """Only raise the number. A lower one would be reused for another chunk than the one readers saw."""
     newest = stream.chunks.using(db.alias).aggregate(newest=Max("sequence"))["newest"]
@@ -121,12 +113,12 @@ def _update(db: Database, head: Session, **columns: Any) -> None:
 FIXES: Final[dict[str, Fix]] = {
     "message-count-off": _message_count,
     "deadline-off": _deadline,
-    "next-post-off": _next_post,
+    "next-post-off": lambda db, head: db.execute(SET_NEXT_POST, {"key": head.pk}),
     "current-mistaken": _current,
     "state-unneeded": _unneeded_state,
     "base-unneeded": _unneeded_bases,
     "usage-of-unknown-session": _usage,
-    "budget-counter-off": _counters,
+    "budget-counter-off": lambda db, budget: count_again(Database(db.alias, budget.tenant), budget.name),
     "stream-last-off": _last_sequence,
     "lock-expired": _lock,
 }

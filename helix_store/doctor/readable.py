@@ -199,13 +199,11 @@ def _words(model: type[Model], of: type[Model], key: str, *owner: str) -> Check:
     return check
 
 
-def _of_sessions(model: type[Model]) -> Check:
-    return _words(model, Session, "session", "session__tenant", "session__session_id", "session_id")
-
+_OF_SESSION: Final = (Session, "session", "session__tenant", "session__session_id", "session_id")
 
 WORDS: Final = (
     _words(Session, Session, "pk", "tenant", "session_id", "pk"),
-    *map(_of_sessions, (Run, Checkpoint, InterruptRequest, SubSessionRef)),
+    *(_words(model, *_OF_SESSION) for model in (Run, Checkpoint, InterruptRequest, SubSessionRef)),
     by_statement("unknown-word", Session, "checkpoint", sql.UNKNOWN_CHECKPOINT_STATUS),
     _words(Stream, Stream, "pk", "tenant", "stream_id", "pk"),
     _words(UsageEntry, UsageEntry, "pk", "tenant", "recorded_for", "pk"),

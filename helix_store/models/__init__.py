@@ -4,8 +4,7 @@ from helix_store.models.budgets import Budget, BudgetCounter
 from helix_store.models.checkpoints import Checkpoint, CheckpointKind
 from helix_store.models.items import Item
 from helix_store.models.locks import Lock
-from helix_store.models.messages import Message
-from helix_store.models.posts import Post, PostState
+from helix_store.models.messages import Message, Post, PostState
 from helix_store.models.runs import InterruptRequest, Run, SubSessionRef
 from helix_store.models.sessions import Session
 from helix_store.models.steps import Operation, StagedChange

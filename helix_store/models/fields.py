@@ -13,32 +13,26 @@ from django.utils import timezone
 from helix_store.core.moments import as_sqlite_text
 from helix_store.core.usage import cost_from_units, cost_units
 
-__all__ = [
-    "CallIdField",
-    "CallIdsField",
-    "CostField",
-    "IdentifierField",
-    "LongIdentifierField",
-    "MomentField",
-    "PayloadField",
-]
 
-
-class IdentifierField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Opaque text of at most 255 characters, compared and ordered by code point.
+class _ByCodePoint(models.Field):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Text that is compared and ordered by code point.
 
     Without the C collation, PostgreSQL would order by the database's locale. SQLite orders by bytes.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("max_length", 255)
-        super().__init__(*args, **kwargs)
 
     def db_parameters(self, connection: Any) -> dict[str, Any]:
         parameters: dict[str, Any] = super().db_parameters(connection)
         if connection.vendor == "postgresql":
             parameters["collation"] = "C"
         return parameters
+
+
+class IdentifierField(_ByCodePoint, models.CharField):  # type: ignore[type-arg]
+    """Opaque text of at most 255 characters, compared and ordered by code point."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("max_length", 255)
+        super().__init__(*args, **kwargs)
 
 
 class CallIdField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -55,14 +49,8 @@ class CallIdsField(models.CharField):  # type: ignore[type-arg]  # not subscript
         super().__init__(*args, **{"max_length": 255, "null": True, "editable": False, **kwargs})
 
 
-class LongIdentifierField(models.TextField):  # type: ignore[type-arg]  # not subscriptable at run time
+class LongIdentifierField(_ByCodePoint, models.TextField):  # type: ignore[type-arg]
     """Opaque text of any length, compared and ordered by code point, for ids that a framework generates."""
-
-    def db_parameters(self, connection: Any) -> dict[str, Any]:
-        parameters: dict[str, Any] = super().db_parameters(connection)
-        if connection.vendor == "postgresql":
-            parameters["collation"] = "C"
-        return parameters
 
 
 class PayloadField(models.TextField):  # type: ignore[type-arg]  # not subscriptable at run time

@@ -24,7 +24,7 @@ from helix_store.counters.rules import Spender
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault, SessionNotFound
 from helix_store.models import Post
-from helix_store.models.posts import PostState
+from helix_store.models.messages import PostState
 from helix_store.reports.budgets import BudgetReport, reports_of_session
 from helix_store.reports.conversations import conversations_of
 from helix_store.reports.payloads import payload_start, said_at_start

@@ -55,7 +55,7 @@ class DatabaseSource:
 
     @property
     def session_count(self) -> int:
-        return self._db.query(self._sessions().count)
+        return self._db.query(self._chosen(Session).count)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ class DatabaseSource:
             yield self._unit_of_rows(tenant, declared(Lock), locks.filter(tenant=tenant))
         for table in tables("tenant"):
             yield from self._rows_of_tenants(table)
-        yield from self._heads_with_parts("session", self._sessions())
+        yield from self._heads_with_parts("session", self._chosen(Session))
         yield from self._heads_with_parts("stream", self._streams())
         for tenant, session_id in self._distinct(self._kept_usage(), "tenant", "recorded_for"):
             yield self._kept_usage_of(tenant, session_id)
@@ -99,10 +99,9 @@ class DatabaseSource:
     def left_out(self, exported: Counts) -> Iterator[Problem]:
         """Report unknown ids, and rows that belong to no session or stream."""
         if self._session_ids is not None:
-            found = set(self._db.query(lambda: list(self._sessions().values_list("session_id", flat=True))))
-            found |= set(
-                self._db.query(lambda: list(self._kept_usage().values_list("recorded_for", flat=True)))
-            )
+            found: set[str] = set()
+            for rows, name in ((self._chosen(Session), "session_id"), (self._kept_usage(), "recorded_for")):
+                found.update(self._db.query(partial(list, rows.values_list(name, flat=True))))
             for session_id in self._session_ids:
                 if session_id not in found:
                     yield Problem(text=f"There is no session with the id {shown_id(session_id)}.")
@@ -121,13 +120,11 @@ class DatabaseSource:
         return self._unit_of("kept_usage", tenant, session_id, table, rows, session_id=session_id)
 
     def _rows_of_tenants(self, table: Table) -> Iterator[Unit]:
-        rows = self._rows(table.model)
-        if self._tenant is not None:
-            rows = rows.filter(tenant=self._tenant)
+        rows = self._of_tenant(table.model)
         if self._session_ids is not None:
             if table.of_sessions is None:
                 return
-            rows = table.of_sessions(rows, self._sessions())
+            rows = table.of_sessions(rows, self._chosen(Session))
         for (tenant,) in self._distinct(rows, "tenant"):
             yield self._unit_of_rows(tenant, table, rows.filter(tenant=tenant))
 
@@ -211,10 +208,12 @@ class DatabaseSource:
     def _rows(self, model: type[Model]) -> QuerySet[Any]:
         return model._base_manager.using(self._db.alias)
 
-    def _chosen(self, model: type[Model]) -> QuerySet[Any]:
+    def _of_tenant(self, model: type[Model]) -> QuerySet[Any]:
         rows = self._rows(model)
-        if self._tenant is not None:
-            rows = rows.filter(tenant=self._tenant)
+        return rows if self._tenant is None else rows.filter(tenant=self._tenant)
+
+    def _chosen(self, model: type[Model]) -> QuerySet[Any]:
+        rows = self._of_tenant(model)
         if self._session_ids is not None:
             rows = rows.filter(self._is_chosen(declared(model).session_id, self._session_ids))
         return rows
@@ -231,9 +230,7 @@ class DatabaseSource:
 
     def _walked(self, session_ids: list[str]) -> dict[str, list[str]]:
         """Return the ids of these sessions' trees, by tenant."""
-        tops = self._rows(Session).filter(session_id__in=session_ids)
-        if self._tenant is not None:
-            tops = tops.filter(tenant=self._tenant)
+        tops = self._of_tenant(Session).filter(session_id__in=session_ids)
         trees: dict[str, list[str]] = {}
         for tenant, rows in groupby(tops.order_by("tenant").values_list("tenant", "pk"), key=itemgetter(0)):
             found = forest_keys(Database(self._db.alias, tenant), [key for _, key in rows])
@@ -241,19 +238,14 @@ class DatabaseSource:
             trees[tenant] = sorted(sessions.values_list("session_id", flat=True))
         return trees
 
-    def _sessions(self) -> QuerySet[Any]:
-        return self._chosen(Session)
-
     def _kept_usage(self) -> QuerySet[Any]:
         return self._chosen(UsageEntry).filter(session=None)
 
     def _streams(self) -> QuerySet[Any]:
-        streams = self._rows(Stream)
-        if self._tenant is not None:
-            streams = streams.filter(tenant=self._tenant)
+        streams = self._of_tenant(Stream)
         if self._session_ids is not None:
             of_stream = {"tenant": OuterRef("tenant"), "stream_id": OuterRef("stream_id")}
-            streams = streams.filter(Exists(self._sessions().filter(**of_stream)))
+            streams = streams.filter(Exists(self._chosen(Session).filter(**of_stream)))
         return streams
 
     def _distinct(self, rows: QuerySet[Any], *names: str) -> Iterator[_Values]:

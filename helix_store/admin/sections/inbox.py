@@ -15,7 +15,7 @@ from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import distance
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.models import Post
-from helix_store.models.posts import PostState
+from helix_store.models.messages import PostState
 from helix_store.reports.payloads import without_payloads
 from helix_store.reports.session import WaitingPost, waiting_posts
 
