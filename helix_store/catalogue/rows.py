@@ -8,12 +8,13 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from django.db.models import CASCADE, Min, Model
+from django.db.models import CASCADE, Model
 
 from helix_store.catalogue.registry import tables
 from helix_store.catalogue.table import Branch
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import for_keys, list_parameter
+from helix_store.engine.paging import distinct_values
 from helix_store.engine.statement import Statement
 from helix_store.engine.statement import table as table_name
 from helix_store.models import Session
@@ -57,16 +58,8 @@ def sweeps(alias: str, tenant: str | None) -> Iterator[Sweep]:
 
 def tenants_with_rows(model: type[Model], alias: str) -> Iterator[str]:
     """Yield a table's tenants in order, each by one look-up in the unique index, which begins with them."""
-    tenant = _first_tenant(model, alias)
-    while tenant is not None:
-        yield tenant
-        tenant = _first_tenant(model, alias, tenant__gt=tenant)
-
-
-def _first_tenant(model: type[Model], alias: str, **after: str) -> str | None:
-    rows = model._base_manager.using(alias).filter(**after)
-    first: str | None = Database(alias, "").query(lambda: rows.aggregate(first=Min("tenant"))["first"])
-    return first
+    rows = model._base_manager.using(alias)
+    return (tenant for (tenant,) in distinct_values(Database(alias, ""), rows, "tenant"))
 
 
 # --- Cascades ----------------------------------------------------------------------------------------

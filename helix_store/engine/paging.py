@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, Final
 
 from django.db.models import QuerySet
@@ -35,6 +36,13 @@ def keyset_pages(
             return
         last = dict(zip(order, page[-1][len(columns) :], strict=True))
         following = ordered.filter(after_keyset(rows.model, last))
+
+
+def distinct_values(db: Database, rows: QuerySet[Any], *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the distinct values of columns in their order, each by one look-up in the index that begins with
+    them.
+    """
+    return chain.from_iterable(keyset_pages(db, rows, names, sizes=repeat(1)))
 
 
 class Pace:

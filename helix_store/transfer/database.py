@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, groupby, repeat
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, Literal
 
@@ -14,7 +14,7 @@ from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
 from helix_store.catalogue import Table, declared, tables
 from helix_store.engine.database import Database
-from helix_store.engine.paging import Pace, keyset_pages
+from helix_store.engine.paging import Pace, distinct_values, keyset_pages
 from helix_store.exceptions import shown_id
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.database.trees import forest_keys
@@ -66,14 +66,13 @@ class DatabaseSource:
 
     def units(self) -> Iterator[Unit]:
         locks = self._chosen(Lock)
-        for (tenant,) in self._distinct(locks, "tenant"):
+        for (tenant,) in distinct_values(self._db, locks, "tenant"):
             yield self._unit_of_rows(tenant, declared(Lock), locks.filter(tenant=tenant))
         for table in tables("tenant"):
             yield from self._rows_of_tenants(table)
         yield from self._heads_with_parts("session", self._chosen(Session))
         yield from self._heads_with_parts("stream", self._streams())
-        for tenant, session_id in self._distinct(self._kept_usage(), "tenant", "recorded_for"):
-            yield self._kept_usage_of(tenant, session_id)
+        yield from self._kept_usage(self._chosen(UsageEntry))
 
     def unit(self, kind: Any, tenant: str, name: str) -> Unit | None:
         """Return the unit that is stored under this name, or ``None``."""
@@ -91,8 +90,7 @@ class DatabaseSource:
         elif table.model is Stream:
             yield from self._heads_with_parts("stream", rows)
         elif table.model is UsageEntry:
-            for tenant, session_id in self._distinct(rows.filter(session=None), "tenant", "recorded_for"):
-                yield self._kept_usage_of(tenant, session_id)
+            yield from self._kept_usage(rows)
         else:
             yield self._unit_of_rows(self._db.tenant, table, rows)
 
@@ -100,7 +98,8 @@ class DatabaseSource:
         """Report unknown ids, and rows that belong to no session or stream."""
         if self._session_ids is not None:
             found: set[str] = set()
-            for rows, name in ((self._chosen(Session), "session_id"), (self._kept_usage(), "recorded_for")):
+            kept = self._chosen(UsageEntry).filter(session=None)
+            for rows, name in ((self._chosen(Session), "session_id"), (kept, "recorded_for")):
                 found.update(self._db.query(partial(list, rows.values_list(name, flat=True))))
             for session_id in self._session_ids:
                 if session_id not in found:
@@ -114,6 +113,11 @@ class DatabaseSource:
 
     # --- Units -------------------------------------------------------------------------------------
 
+    def _kept_usage(self, rows: QuerySet[Any]) -> Iterator[Unit]:
+        kept = rows.filter(session=None)
+        for tenant, session_id in distinct_values(self._db, kept, "tenant", "recorded_for"):
+            yield self._kept_usage_of(tenant, session_id)
+
     def _kept_usage_of(self, tenant: str, session_id: str) -> Unit:
         rows = self._rows(UsageEntry).filter(tenant=tenant, recorded_for=session_id, session=None)
         table = declared(UsageEntry)
@@ -125,7 +129,7 @@ class DatabaseSource:
             if table.of_sessions is None:
                 return
             rows = table.of_sessions(rows, self._chosen(Session))
-        for (tenant,) in self._distinct(rows, "tenant"):
+        for (tenant,) in distinct_values(self._db, rows, "tenant"):
             yield self._unit_of_rows(tenant, table, rows.filter(tenant=tenant))
 
     def _unit_of_rows(self, tenant: str, table: Table, rows: QuerySet[Any]) -> Unit:
@@ -238,16 +242,9 @@ class DatabaseSource:
             trees[tenant] = sorted(sessions.values_list("session_id", flat=True))
         return trees
 
-    def _kept_usage(self) -> QuerySet[Any]:
-        return self._chosen(UsageEntry).filter(session=None)
-
     def _streams(self) -> QuerySet[Any]:
         streams = self._of_tenant(Stream)
         if self._session_ids is not None:
             of_stream = {"tenant": OuterRef("tenant"), "stream_id": OuterRef("stream_id")}
             streams = streams.filter(Exists(self._chosen(Session).filter(**of_stream)))
         return streams
-
-    def _distinct(self, rows: QuerySet[Any], *names: str) -> Iterator[_Values]:
-        """Yield the distinct values of columns, each found by a look-up from the previous one."""
-        return chain.from_iterable(keyset_pages(self._db, rows, names, sizes=repeat(1)))

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import IO, Any, Final, Protocol
 
 from helix_store import conf
@@ -270,17 +270,17 @@ class ExportFile:
         self.problems.append(Problem(text=text, line=self._number))
 
 
+@dataclass(eq=False)
 class _OpenUnit:
     """The lines of a unit so far."""
 
-    def __init__(self, kind: str, tenant: str, name: str, *, line: int) -> None:
-        self.kind = kind
-        self.tenant = tenant
-        self.name = name
-        self.line = line
-        self.counts: Counts = Counter()
-        self.digest = hashlib.sha256()
-        self.spool = Spool()
+    kind: str
+    tenant: str
+    name: str
+    line: int
+    counts: Counts = field(default_factory=Counter)
+    digest: Any = field(default_factory=hashlib.sha256)
+    spool: Spool = field(default_factory=Spool)
 
     def __str__(self) -> str:
         return named(self.kind, self.tenant, self.name)
@@ -305,7 +305,7 @@ class _OpenUnit:
 def _longest_line() -> int:
     """Return more bytes than a record has: several columns, whose text grows up to threefold in JSON."""
     limits = conf.limits()
-    return MAX_CALL_BYTES + 24 * max(int(getattr(limits, field.name)) for field in fields(limits))
+    return MAX_CALL_BYTES + 24 * max(int(getattr(limits, each.name)) for each in fields(limits))
 
 
 def _kind_of(name: str) -> str:
