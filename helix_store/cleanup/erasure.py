@@ -239,8 +239,8 @@ class Erasure:
             logger.exception("Session %r could not be erased.", session_id)
         else:
             self._count(
-                erased.deleted,
-                erased.changed,
+                deleted=erased.deleted,
+                changed=erased.changed,
                 trees=bool(erased.deleted),
                 branches=bool(erased.deleted) and is_branch,
                 snapshots_deleted=erased.snapshots,
@@ -292,14 +292,14 @@ class Erasure:
             foreseen = forecast.of_page(db, list(page))
             for key in foreseen.in_use:
                 self._leave(db, page[key], _IN_USE, sessions_left=1)
-            self._count(foreseen.deleted, trees=foreseen.trees)
+            self._count(deleted=foreseen.deleted, trees=foreseen.trees)
             yield self.receipt
-        self._count(db.query(partial(forecast.streams, db)))
+        self._count(deleted=db.query(partial(forecast.streams, db)))
         rows = [_of_tenant(db, UsageEntry), self._free(db, _of_tenant(db, Lock))]
         if not self.left:
             rows += [_of_tenant(db, table.model) for table in tables("tenant")]
         for each in rows:
-            self._count({each.model: db.query(each.count)})
+            self._count(deleted={each.model: db.query(each.count)})
             yield self.receipt
 
     # --- What belongs to no tree ----------------------------------------------------------------------
@@ -323,7 +323,8 @@ class Erasure:
             lambda: list(posts.order_by("session_id").values_list("session_id", flat=True).distinct())
         )
         for key in keys:
-            self._count(None, {Post: db.transaction(partial(references.forget_author, db, key, user_id))})
+            forgotten = db.transaction(partial(references.forget_author, db, key, user_id))
+            self._count(changed={Post: forgotten})
             yield self.receipt
 
     def _erase_deleted_session(self, db: Database, session_id: str) -> Iterator[ErasureReceipt]:
@@ -364,28 +365,23 @@ class Erasure:
     def _delete_pages(self, db: Database, rows: QuerySet[Any]) -> Iterator[ErasureReceipt]:
         for page in _pages(db, rows):
             doomed = rows.filter(pk__in=[key for (key,) in page])
-            self._count({rows.model: db.transaction(partial(_delete, db, doomed))})
+            self._count(deleted={rows.model: db.transaction(partial(_delete, db, doomed))})
             yield self.receipt
 
     def _delete_streams(self, db: Database, streams: QuerySet[Stream]) -> Iterator[ErasureReceipt]:
         for page in _pages(db, streams, "stream_id"):
             for stream_id, _ in page:
-                self._count(db.transaction(partial(delete_orphaned_streams, db, [stream_id])))
+                self._count(deleted=db.transaction(partial(delete_orphaned_streams, db, [stream_id])))
             yield self.receipt
 
     # --- The receipt ----------------------------------------------------------------------------------
 
     def _leave(self, db: Database, session_id: str, reason: str, **numbers: int) -> None:
         self.left.append((SessionKey(session_id, db.tenant), reason))
-        self._count(None, None, **numbers)
+        self._count(**numbers)
 
-    def _count(
-        self,
-        deleted: Mapping[type[Model], int] | None = None,
-        changed: Mapping[type[Model], int] | None = None,
-        **numbers: int,
-    ) -> None:
-        self.receipt = self.receipt.plus({"deleted": deleted or {}, "changed": changed or {}}, **numbers)
+    def _count(self, **more: int | Mapping[type[Model], int]) -> None:
+        self.receipt = self.receipt.plus(**more)
 
 
 def _of_tenant(db: Database, model: type[Model]) -> QuerySet[Any]:

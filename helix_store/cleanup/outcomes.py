@@ -62,12 +62,15 @@ class ExpiryCandidate:
 class Counts(Serializable):
     """Numbers, and numbers of rows by unprefixed table name, without zeros and ordered by name."""
 
-    def plus(self, rows: Mapping[str, Mapping[type[Model], int]] | None = None, /, **numbers: int) -> Self:
-        """Return the counts with these ``numbers`` added, and ``rows`` added to the fields that it names."""
-        sums: dict[str, Any] = {name: getattr(self, name) + number for name, number in numbers.items()}
-        for name, more in (rows or {}).items():
+    def plus(self, **more: int | Mapping[type[Model], int]) -> Self:
+        """Return the counts with these numbers, or numbers of rows by model, added to the named fields."""
+        sums: dict[str, Any] = {}
+        for name, rows in more.items():
+            if isinstance(rows, int):
+                sums[name] = getattr(self, name) + rows
+                continue
             total = Counter(getattr(self, name))
-            for model, number in more.items():
+            for model, number in rows.items():
                 total[model._meta.db_table.removeprefix(_PREFIX)] += number
             sums[name] = {table: number for table, number in sorted(total.items()) if number}
         return replace(self, **sums)

@@ -174,8 +174,8 @@ class Retention:
         assert self._now is not None  # noqa: S101  `batches` sets it
         return self._now - timedelta(days=days)
 
-    def _count(self, rule: str = "", rows: Mapping[type[Model], int] | None = None, **numbers: int) -> None:
-        self.summary = self.summary.plus(None if rows is None else {rule: rows}, **numbers)
+    def _count(self, **more: int | Mapping[type[Model], int]) -> None:
+        self.summary = self.summary.plus(**more)
 
     # --- Idle sessions ------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Retention:
         if rows is None:
             self._count(in_use=1)
         elif rows:
-            self._count("sessions", rows, trees=1)
+            self._count(sessions=rows, trees=1)
 
     def _count_trees(self, db: Database, closed: Iterable[set[int]]) -> None:
         """Count the trees and rows that `_delete` would delete."""
@@ -270,7 +270,7 @@ class Retention:
         self._count(in_use=len(distinct) - len(free))
         keys = set().union(*free)
         streams = trees.doomed_streams(db, keys)
-        self._count("sessions", trees.row_counts(db, keys, streams), trees=len(free))
+        self._count(sessions=trees.row_counts(db, keys, streams), trees=len(free))
         self._doom(db, keys, streams)
 
     def _doom(self, db: Database, keys: Collection[int], streams: Sequence[trees.DoomedStream]) -> None:
@@ -305,7 +305,7 @@ class Retention:
                     pruned = self._without_doomed("checkpoints", surplus)
                 else:
                     pruned = store.prune_checkpoints(session_id, keep=keep)
-                self._count("checkpoints", {Checkpoint: pruned})
+                self._count(checkpoints={Checkpoint: pruned})
             if rows:
                 yield self.summary
             if len(rows) < self._page_size:
@@ -332,7 +332,7 @@ class Retention:
             self.summary = before
             chunks = self._without_doomed("chunks", pruned.chunks)
             failed = self._without_doomed("lost", pruned.failed)
-            self._count("streams", {StreamChunk: chunks}, streams_failed=failed)
+            self._count(streams={StreamChunk: chunks}, streams_failed=failed)
             yield self.summary
 
     # --- Usage ----------------------------------------------------------------------------------------
@@ -356,12 +356,12 @@ class Retention:
     ) -> Iterator[RetentionSummary]:
         """Change entries in the order of the index by time."""
         if self.dry_run:
-            self._count(rule, {UsageEntry: db.query(entries.count)})
+            self._count(**{rule: {UsageEntry: db.query(entries.count)}})
             yield self.summary
             return
         for page in keyset_pages(db, entries, ("timestamp", "pk"), sizes=repeat(_USAGE_PER_TRANSACTION)):
             keys = [key for _, key in page]
-            self._count(rule, {UsageEntry: db.transaction(partial(change, db, keys))})
+            self._count(**{rule: {UsageEntry: db.transaction(partial(change, db, keys))}})
             yield self.summary
 
 
