@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django.db.models import Exists, Model, OuterRef, QuerySet
 
@@ -36,14 +36,6 @@ logger = logging.getLogger("helix_store.cleanup")
 
 _ROWS_PER_PAGE: Final = 1_000
 _IN_USE: Final = "it is in use"
-
-
-class _Erased(NamedTuple):
-    """The rows that erasing a tree has deleted and changed."""
-
-    deleted: trees.Rows
-    changed: trees.Rows
-    snapshots: int = 0
 
 
 class _Left(Exception):
@@ -238,19 +230,14 @@ class Erasure:
             self._leave(db, session_id, "an error, which the log of helix_store.cleanup has", errors=1)
             logger.exception("Session %r could not be erased.", session_id)
         else:
-            self._count(
-                deleted=erased.deleted,
-                changed=erased.changed,
-                trees=bool(erased.deleted),
-                branches=bool(erased.deleted) and is_branch,
-                snapshots_deleted=erased.snapshots,
-            )
+            was_there = bool(erased["deleted"])
+            self._count(**erased, trees=was_there, branches=was_there and is_branch)
 
-    def _erase_now(self, db: Database, session_id: str, met: Collection[str]) -> _Erased:
-        """Erase one tree in the current transaction."""
+    def _erase_now(self, db: Database, session_id: str, met: Collection[str]) -> dict[str, Any]:
+        """Erase one tree in the current transaction, and return its part of the receipt."""
         keys = lock_tree(db, session_id)
         if not keys:
-            return _Erased(Counter(), Counter())
+            return {"deleted": {}}
         if not self.force and trees.is_in_use(db, keys):
             raise _Left(_IN_USE)
         ids = trees.ids_of(db, keys)
@@ -280,7 +267,7 @@ class Erasure:
         deleted += delete_locked_sessions(db, keys, keep_usage=False)
         # A stream may have the session's own id without being named by any session.
         deleted += delete_orphaned_streams(db, ids)
-        return _Erased(deleted, changed, len(snapshots))
+        return {"deleted": deleted, "changed": changed, "snapshots_deleted": len(snapshots)}
 
     def _count_tenant(self, db: Database) -> Iterator[ErasureReceipt]:
         """Count the rows that the erasure of a tenant would delete or leave, trees page by page.
@@ -289,10 +276,10 @@ class Erasure:
         """
         forecast = trees.Forecast(force=self.force)
         for page in self._session_pages(db):
-            foreseen = forecast.of_page(db, list(page))
-            for key in foreseen.in_use:
+            deleted, number, in_use = forecast.of_page(db, list(page))
+            for key in in_use:
                 self._leave(db, page[key], _IN_USE, sessions_left=1)
-            self._count(deleted=foreseen.deleted, trees=foreseen.trees)
+            self._count(deleted=deleted, trees=number)
             yield self.receipt
         self._count(deleted=db.query(partial(forecast.streams, db)))
         rows = [_of_tenant(db, UsageEntry), self._free(db, _of_tenant(db, Lock))]

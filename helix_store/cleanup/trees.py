@@ -126,14 +126,6 @@ def row_counts(db: Database, keys: Collection[int], streams: Collection[DoomedSt
 # --- Forecast ----------------------------------------------------------------------------------------
 
 
-class PageOfTrees(NamedTuple):
-    """The rows that a page of trees deletes, the number of these trees, and the tops of trees in use."""
-
-    deleted: Rows
-    trees: int
-    in_use: list[int]
-
-
 class Forecast:
     """The forecast of a tenant's erasure for a dry run, tree by tree in the same order."""
 
@@ -141,8 +133,9 @@ class Forecast:
         self._force = force
         self._counted: set[int] = set()
 
-    def of_page(self, db: Database, tops: Sequence[int]) -> PageOfTrees:
-        """Count the trees of these sessions.
+    def of_page(self, db: Database, tops: Sequence[int]) -> tuple[Rows, int, list[int]]:
+        """Return the rows that the trees of these sessions delete, the number of the trees, and the tops of
+        trees in use.
 
         Usage, streams and locks are not counted. Pages come in key order, so only the counted sub-sessions
         with larger keys are remembered.
@@ -161,7 +154,7 @@ class Forecast:
             self._counted |= keys
             number += 1
         self._counted = {key for key in self._counted if key > tops[-1]}
-        return PageOfTrees(row_counts(db, counted, []), number, left)
+        return row_counts(db, counted, []), number, left
 
     def streams(self, db: Database) -> Rows:
         """Count the tenant's streams and their chunks. Call this in a query."""

@@ -40,7 +40,6 @@ _LOCK_TIMEOUT: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', '
 class Fence(NamedTuple):
     """A fence that exists in the database ``source``."""
 
-    tenant: str
     source: str
     target: str
     phase: str
@@ -124,7 +123,7 @@ def fence_of(db: Database) -> Fence | None:
     if not db.query(lambda: sql.FENCES in db.connection.introspection.table_names()):
         return None
     fences = db.read(sql.FENCE, {"tenant": db.tenant})
-    return next((Fence(db.tenant, db.alias, target, phase) for target, phase in fences), None)
+    return next((Fence(db.alias, target, phase) for target, phase in fences), None)
 
 
 def through_the_fence(db: Database, body: Callable[[], R]) -> R:
