@@ -356,12 +356,13 @@ class Retention:
     ) -> Iterator[RetentionSummary]:
         """Change entries in the order of the index by time."""
         if self.dry_run:
-            self._count(**{rule: {UsageEntry: db.query(entries.count)}})
+            self._count(**{rule: trees.Rows({UsageEntry: db.query(entries.count)})})
             yield self.summary
             return
         for page in keyset_pages(db, entries, ("timestamp", "pk"), sizes=repeat(_USAGE_PER_TRANSACTION)):
             keys = [key for _, key in page]
-            self._count(**{rule: {UsageEntry: db.transaction(partial(change, db, keys))}})
+            changed = db.transaction(partial(change, db, keys))
+            self._count(**{rule: trees.Rows({UsageEntry: changed})})
             yield self.summary
 
 

@@ -13,6 +13,16 @@ from django.utils import timezone
 from helix_store.core.moments import as_sqlite_text
 from helix_store.core.usage import cost_from_units, cost_units
 
+__all__ = [
+    "CallIdField",
+    "CallIdsField",
+    "CostField",
+    "IdentifierField",
+    "LongIdentifierField",
+    "MomentField",
+    "PayloadField",
+]
+
 
 class _ByCodePoint(models.Field):  # type: ignore[type-arg]  # not subscriptable at run time
     """Text that is compared and ordered by code point.

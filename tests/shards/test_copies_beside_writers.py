@@ -24,7 +24,7 @@ from helix_store.transfer.moves import TenantMove
 from helix_store.transfer.records import Unit, digest_of
 from tests.adapters.third_party.models import Attachment, Page
 from tests.shards.conftest import Pair
-from tests.shards.test_moves import GROUP, WRITES, exported, filled, move
+from tests.shards.test_moves import GROUP, WRITES, MoveWithMore, exported, filled, move
 from tests.shards.test_moves_beside_others import role
 
 __all__ = ["role"]
@@ -34,13 +34,12 @@ LATER = 4_000_000_000_000
 DELTAS = "deltas é\u2028"
 
 
-class BesideWriter(TenantMove):
+class BesideWriter(MoveWithMore):
     """When all rows are copied, a writer changes some."""
 
     write: Callable[[], Any]
 
-    def _copy_rows(self) -> None:
-        super()._copy_rows()
+    def after_rows(self) -> None:
         self.write()
 
 
@@ -189,8 +188,8 @@ def test_what_changes_during_the_copy_is_copied_again(
 class KilledMove(BesideWriter):
     """When all rows are copied, a writer changes some, and the command dies."""
 
-    def _copy_rows(self) -> None:
-        super()._copy_rows()
+    def after_rows(self) -> None:
+        super().after_rows()
         raise KeyboardInterrupt
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from helix_store.models import Session
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import tokens
 from helix_store.transfer import DatabaseSource, write_export
+from helix_store.transfer.copying import TenantCopy
 from helix_store.transfer.fences import fence_of, through_the_fence
 from helix_store.transfer.moves import TenantMove
 from tests.cleanup.conftest import LONG_AGO
@@ -29,6 +31,26 @@ from tests.shards.routers import PLACES
 from tests.transfer.files import fill
 
 GROUP = "north"
+
+
+@dataclass(frozen=True)
+class _CopyWithMore(TenantCopy):
+    after_rows: Callable[[], None]
+
+    def copy_rows(self) -> None:
+        super().copy_rows()
+        self.after_rows()
+
+
+class MoveWithMore(TenantMove):
+    """A move that does more when all rows are copied."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._copy = _CopyWithMore(**vars(self._copy), after_rows=self.after_rows)
+
+    def after_rows(self) -> None:
+        raise NotImplementedError
 
 
 def filled(tenant: str) -> DatabaseStateStore:

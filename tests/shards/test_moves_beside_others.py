@@ -27,7 +27,7 @@ from tests.cleanup.conftest import LONG_AGO
 from tests.databases import fresh_tenant
 from tests.shards.conftest import Pair
 from tests.shards.routers import PLACES
-from tests.shards.test_moves import GROUP, exported, filled, move
+from tests.shards.test_moves import GROUP, MoveWithMore, exported, filled, move
 
 LATER = 4_000_000_000_000
 DOWN = "down"
@@ -178,11 +178,10 @@ def test_rows_that_no_export_has_are_looked_for_behind_the_fence(routed: Pair, u
     assert move(tenant, "--abort")["phase"] == "none"
 
 
-class CleanedMove(TenantMove):
+class CleanedMove(MoveWithMore):
     """Between the copy and the comparison, a cleanup of all databases runs."""
 
-    def _copy_rows(self) -> None:
-        super()._copy_rows()
+    def after_rows(self) -> None:
         expired_session_cleanup()
 
 
