@@ -26,6 +26,7 @@ _NOT_A_TABLE = (
     "grouped",
     "highest",
     "known",
+    "page",
     "subquery",
     "entries",
     "moment",
