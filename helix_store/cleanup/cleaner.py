@@ -204,7 +204,7 @@ class Cleaner:
 
     @contextmanager
     def _logged(self, key: SessionKey, message: str) -> Iterator[None]:
-        """Log an error in a session, and count it."""
+        """Log and count an error that the block raises; the run goes on with the next session."""
         try:
             yield
         except Exception:

@@ -17,7 +17,7 @@ class MemoryTable:
         """Delete the data of a deleted session, as a foreign key would. The caller holds the lock."""
 
     def saved(self) -> Callable[[], None]:
-        """Return a function that restores the current content of the table, here of a dataclass.
+        """Return a function that restores the current content of the table. This one is for dataclasses.
 
         Both are called while the lock is held.
         """

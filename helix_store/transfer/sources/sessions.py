@@ -77,7 +77,7 @@ class Tally:
 
 
 class ForeignSession:
-    """The data read of one session so far. Close it after its last record.
+    """What has been read of one session so far. Close it after its last record.
 
     ``source_id`` is its id in the other store, if ``session_id`` is a different one here.
     """

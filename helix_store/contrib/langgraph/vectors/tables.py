@@ -1,4 +1,4 @@
-"""The table of vectors, for the catalogue."""
+"""The catalogue's entry for the table of vectors."""
 
 from __future__ import annotations
 
