@@ -1,4 +1,4 @@
-"""Protocols of a state store and a usage store, and the check that an object is a state store."""
+"""The protocol of a state store, and the check that an object is one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from typing import Any, Final, Protocol
 
 from helix_store.core.approvals import Actor
-from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall, AnyUsageEntry
-from helix_store.core.posts import DuePost, Post, PostPage
+from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall
 from helix_store.core.signatures import async_version_of, takes_session_filters
 from helix_store.core.types import (
     UNSET,
@@ -32,19 +31,11 @@ from helix_store.core.types import (
     Submission,
     SubSessionRef,
     Timestamp,
-    UsageKind,
     UserId,
 )
-from helix_store.core.usage import (
-    UsageBucket,
-    UsageEntry,
-    UsageGrouping,
-    UsagePage,
-    UsageRollup,
-    UsageTimeBucket,
-)
+from helix_store.core.usage_contracts import UsageStore
 
-__all__ = ["REQUIRED_METHODS", "PostStore", "StateStore", "UsageStore", "require_state_store"]
+__all__ = ["REQUIRED_METHODS", "StateStore", "UsageStore", "require_state_store"]
 
 
 class StateStore(Protocol):
@@ -456,46 +447,6 @@ class StateStore(Protocol):
     def aresume(self) -> None: ...
 
 
-class PostStore(StateStore, Protocol):
-    """A state store with posts. `helix_store.testing.PostContract` tests them.
-
-    Each method has an async counterpart with the prefix ``a``. A turn on a store without these methods
-    receives no posts.
-    """
-
-    def post_message(
-        self,
-        session_id: str,
-        message: AnyMessage,
-        *,
-        key: str | None = None,
-        author: UserId | None = None,
-        not_before: Timestamp | None = None,
-    ) -> Post: ...
-
-    def list_posts(
-        self,
-        session_id: str,
-        *,
-        states: Collection[str] = ("waiting",),
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> PostPage: ...
-
-    def withdraw_post(self, session_id: str, post_id: str) -> bool: ...
-
-    def receive_posts(
-        self,
-        session_id: str,
-        *,
-        limit: int | None = None,
-        expected_version: int | None = None,
-        fencing_token: int | None = None,
-    ) -> list[Message]: ...
-
-    def find_due_posts(self, *, limit: int = 200) -> list[DuePost]: ...
-
-
 _CALLS: Final = tuple(name for name in vars(StateStore) if hasattr(StateStore, f"a{name}"))
 
 REQUIRED_METHODS: Final = (*_CALLS, *(f"a{name}" for name in _CALLS))
@@ -507,56 +458,3 @@ def require_state_store(store: object) -> None:
     missing = [name for name in REQUIRED_METHODS if not callable(getattr(store, name, None))]
     if missing:
         raise TypeError(f"{type(store).__name__} is not a state store; it lacks {', '.join(missing)}.")
-
-
-class UsageStore(Protocol):
-    """Usage of sessions. `helix_store.testing.UsageStoreContract` tests the behaviour of each method.
-
-    Each method has an async counterpart with the same signature and the prefix ``a``: ``aget_rollup``.
-    """
-
-    def record_entry(self, entry: UsageEntry | AnyUsageEntry) -> str: ...
-
-    def record_entries(self, entries: Iterable[UsageEntry | AnyUsageEntry]) -> list[str]: ...
-
-    def get_entries(
-        self,
-        session_id: str,
-        *,
-        kinds: UsageKind | str | Collection[UsageKind | str] | None = None,
-        step_range: tuple[int | None, int | None] | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> list[UsageEntry]: ...
-
-    def get_rollup(self, session_id: str, *, include_sub_agents: bool = False) -> UsageRollup | None: ...
-
-    def exists(self, session_id: str) -> bool: ...
-
-    def delete(self, session_id: str) -> int: ...
-
-    def query_usage(
-        self,
-        *,
-        agent_type: str | None = None,
-        kinds: UsageKind | str | Collection[UsageKind | str] | None = None,
-        user_id: UserId | None = None,
-        model: str | None = None,
-        date_from: Timestamp | None = None,
-        date_to: Timestamp | None = None,
-        order: str = "desc",
-        limit: int = 50,
-        offset: int = 0,
-        cursor: str | None = None,
-        count: bool = True,
-    ) -> UsagePage: ...
-
-    def timeseries(
-        self,
-        *,
-        bucket: UsageTimeBucket | str = "day",
-        group_by: UsageGrouping | str = "model",
-        date_from: Timestamp,
-        date_to: Timestamp,
-        agent_type: str | None = None,
-    ) -> list[UsageBucket]: ...

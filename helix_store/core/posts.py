@@ -1,15 +1,18 @@
-"""Posts: messages on their way into a session."""
+"""Posts, which are messages on their way into a session, and the protocol of a store with posts."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
+from helix_store.core.contracts import StateStore
+from helix_store.core.dicts import AnyMessage
 from helix_store.core.serialization import Page, Serializable
-from helix_store.core.types import Message
+from helix_store.core.types import Message, Timestamp, UserId
 
-__all__ = ["DuePost", "Post", "PostPage", "PostState"]
+__all__ = ["DuePost", "Post", "PostPage", "PostState", "PostStore"]
 
 PostState: TypeAlias = Literal["waiting", "received", "withdrawn"]
 
@@ -47,3 +50,43 @@ class DuePost(Serializable):
 class PostPage(Serializable, Page[Post]):
     items: list[Post]
     next_cursor: str | None
+
+
+class PostStore(StateStore, Protocol):
+    """A state store with posts. `helix_store.testing.PostContract` tests them.
+
+    Each method has an async counterpart with the prefix ``a``. A turn on a store without these methods
+    receives no posts.
+    """
+
+    def post_message(
+        self,
+        session_id: str,
+        message: AnyMessage,
+        *,
+        key: str | None = None,
+        author: UserId | None = None,
+        not_before: Timestamp | None = None,
+    ) -> Post: ...
+
+    def list_posts(
+        self,
+        session_id: str,
+        *,
+        states: Collection[str] = ("waiting",),
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> PostPage: ...
+
+    def withdraw_post(self, session_id: str, post_id: str) -> bool: ...
+
+    def receive_posts(
+        self,
+        session_id: str,
+        *,
+        limit: int | None = None,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+    ) -> list[Message]: ...
+
+    def find_due_posts(self, *, limit: int = 200) -> list[DuePost]: ...

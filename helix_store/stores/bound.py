@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Final, Protocol, cast
 
 from helix_store.core import validation
-from helix_store.core.contracts import PostStore, StateStore, UsageStore
+from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.dicts import AnyMessage
-from helix_store.core.posts import Post, PostPage
+from helix_store.core.posts import Post, PostPage, PostStore
 from helix_store.core.types import CheckpointPage, Message, SessionState, Timestamp, UserId
 from helix_store.core.usage import UsageRollup
 from helix_store.engine.async_twins import async_twin, in_thread_to_the_end

@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 from asgiref.sync import async_to_sync
 
-from helix_store.core.contracts import PostStore
 from helix_store.core.limits import Limits
-from helix_store.core.posts import DuePost, PostState
+from helix_store.core.posts import DuePost, PostState, PostStore
 from helix_store.core.types import SessionStatus
 from helix_store.exceptions import (
     FencedOutError,
