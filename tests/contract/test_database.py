@@ -37,6 +37,7 @@ from helix_store.testing.state_store import (
     SubSessionContract,
     SuspensionContract,
     ToolCallContract,
+    UsedApprovalContract,
     VersionContract,
 )
 from tests.databases import CommittedDatabase
@@ -98,6 +99,7 @@ class TestDatabaseStateStoreInACallersTransaction(DatabaseContract):
             SubSessionContract,
             SuspensionContract,
             ToolCallContract,
+            UsedApprovalContract,
             VersionContract,
         )
     )
@@ -132,6 +134,7 @@ class TestDatabaseStateStoreWithoutFastPaths(DatabaseContract):
             StagingContract,
             StatusContract,
             StepContract,
+            UsedApprovalContract,
             VersionContract,
         )
     )

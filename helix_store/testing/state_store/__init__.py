@@ -35,6 +35,7 @@ from helix_store.testing.state_store.suspension import SuspensionContract
 from helix_store.testing.state_store.tool_calls import ToolCallContract
 from helix_store.testing.state_store.trees import TreeContract
 from helix_store.testing.state_store.unknown_sessions import TenantContract, UnknownSessionContract
+from helix_store.testing.state_store.used_approvals import UsedApprovalContract
 from helix_store.testing.state_store.versions import FencingContract, VersionContract
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "ToolCallContract",
     "TreeContract",
     "UnknownSessionContract",
+    "UsedApprovalContract",
     "VersionContract",
 ]
 
@@ -100,6 +102,7 @@ class StateStoreContract(
     InterruptContract,
     ToolCallContract,
     ApprovalContract,
+    UsedApprovalContract,
     OwnershipContract,
     TreeContract,
     DeadlineContract,

@@ -1,4 +1,4 @@
-"""The tests of approvals: who may answer, of which content, how many must, and that each is used once."""
+"""The tests of approvals: who may answer, to which content, and how many people must."""
 
 from __future__ import annotations
 
@@ -11,27 +11,19 @@ import pytest
 from helix_store.core.approvals import ApprovedCall, call_digest
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import Submission
-from helix_store.exceptions import (
-    ApprovalUsed,
-    InvalidPayload,
-    NotApproved,
-    NotPermitted,
-    NotSupportedOnBackend,
-    StaleStateError,
-)
-from helix_store.sessions.approvals import default_answer
+from helix_store.exceptions import InvalidPayload, NotApproved, NotPermitted, NotSupportedOnBackend
 from helix_store.stores import SessionHandle, Step
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded
 from helix_store.testing.state_store.tool_calls import APPROVE, ASK, LONG_AGO, outcomes_of
 
-__all__ = ["ApprovalContract"]
+__all__ = ["DIGEST", "ApprovalContract", "approve", "ask_approval", "step_of", "use_once", "used_in"]
 
 _PAY: Final = "shop.pay"
 _TWO: Final = {**APPROVE, "approvals": 2}
 _EDITABLE: Final = {**APPROVE, "editable": True}
 _CHEAPER: Final = {"amount": 6.5}
-_DIGEST: Final = call_digest(APPROVE["tool_name"], APPROVE["input"])
+DIGEST: Final = call_digest(APPROVE["tool_name"], APPROVE["input"])
 _CHEAPER_DIGEST: Final = call_digest(APPROVE["tool_name"], _CHEAPER)
 
 
@@ -45,7 +37,7 @@ class _User:
         return perm in self.permissions
 
 
-def _approve(store: StateStore, session_id: str, **given: Any) -> Submission:
+def approve(store: StateStore, session_id: str, **given: Any) -> Submission:
     return store.submit_tool_result(
         session_id, "call", **{"approved": True, "approval_id": "approval", **given}
     )
@@ -56,67 +48,67 @@ def _pending(store: StateStore, session_id: str) -> dict[str, Any]:
     return call
 
 
-def _asked(store: StateStore, session_id: str, call: dict[str, Any] = APPROVE) -> None:
+def ask_approval(store: StateStore, session_id: str, call: dict[str, Any] = APPROVE) -> None:
     store.add_pending_tool_calls(session_id, {"call": call})
 
 
-def _step(store: StateStore, session_id: str, step_id: str | None = None) -> Step:
+def step_of(store: StateStore, session_id: str, step_id: str | None = None) -> Step:
     return SessionHandle(store, session_id).step(step_id)
 
 
-def _used(step: Step, tool_call_id: str = "call") -> ApprovedCall:
+def used_in(step: Step, tool_call_id: str = "call") -> ApprovedCall:
     try:
         return step.use_approval(tool_call_id)
     except NotSupportedOnBackend:
         pytest.skip("this store does not keep what was approved")
 
 
-def _use(store: StateStore, session_id: str, step_id: str | None = None) -> ApprovedCall:
+def use_once(store: StateStore, session_id: str, step_id: str | None = None) -> ApprovedCall:
     """Use the approval in a step of its own."""
-    with _step(store, session_id, step_id) as step:
-        return _used(step)
+    with step_of(store, session_id, step_id) as step:
+        return used_in(step)
 
 
 class ApprovalContract(StoreTests):
     # The digest
 
     def test_a_call_shows_the_digest_of_what_it_would_do(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id)
-        assert _pending(store, session_id)["digest"] == _DIGEST == call_digest("pay", {"amount": 7.0})
-        assert len(_DIGEST) == 64
+        ask_approval(store, session_id)
+        assert _pending(store, session_id)["digest"] == DIGEST == call_digest("pay", {"amount": 7.0})
+        assert len(DIGEST) == 64
 
     def test_an_answer_to_another_content_is_not_stored(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id)
+        ask_approval(store, session_id)
         before = contents(store, session_id)
         for answer in ({}, {"approved": False}):
-            submission = _approve(store, session_id, digest=_CHEAPER_DIGEST, **answer)
+            submission = approve(store, session_id, digest=_CHEAPER_DIGEST, **answer)
             assert outcomes_of(submission) == ["changed"]
             assert (submission.session_id, submission.new_version) == (session_id, None)
         assert contents(store, session_id) == before
-        assert outcomes_of(_approve(store, session_id, digest=_DIGEST)) == ["accepted"]
+        assert outcomes_of(approve(store, session_id, digest=DIGEST)) == ["accepted"]
 
     def test_an_answer_to_a_replaced_input_is_not_stored(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id)
+        ask_approval(store, session_id)
         state = loaded(store, session_id)
         state.pending_client_tool_calls["call"]["input"] = _CHEAPER
         store.save_state(session_id, state)
-        assert outcomes_of(_approve(store, session_id, digest=_DIGEST)) == ["changed"]
+        assert outcomes_of(approve(store, session_id, digest=DIGEST)) == ["changed"]
         assert _pending(store, session_id)["digest"] == _CHEAPER_DIGEST
-        assert outcomes_of(_approve(store, session_id, digest=_CHEAPER_DIGEST)) == ["accepted"]
+        assert outcomes_of(approve(store, session_id, digest=_CHEAPER_DIGEST)) == ["accepted"]
 
     def test_a_call_without_a_digest_can_be_answered(self, store: StateStore, session_id: str) -> None:
         state = loaded(store, session_id)
         state.pending_client_tool_calls = {"call": APPROVE}
         store.save_state(session_id, state)
-        assert outcomes_of(_approve(store, session_id, digest=_CHEAPER_DIGEST)) == ["changed"]
-        assert outcomes_of(_approve(store, session_id, digest=_DIGEST)) == ["accepted"]
+        assert outcomes_of(approve(store, session_id, digest=_CHEAPER_DIGEST)) == ["changed"]
+        assert outcomes_of(approve(store, session_id, digest=DIGEST)) == ["accepted"]
 
     def test_an_answer_of_an_earlier_version_has_no_actors(self, store: StateStore, session_id: str) -> None:
         state = loaded(store, session_id)
         answer = {"approved": True, "reason": None, "submitted_at": LONG_AGO, "actors": ["ann"]}
         state.pending_client_tool_calls = {"call": {**APPROVE, **answer}}
         store.save_state(session_id, state)
-        used = _use(store, session_id)
+        used = use_once(store, session_id)
         assert (used.input, used.actors) == (APPROVE["input"], [])
 
     # What a call may demand
@@ -149,14 +141,14 @@ class ApprovalContract(StoreTests):
         self, store: StateStore, session_id: str, demands: dict[str, Any]
     ) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
-            _asked(store, session_id, {**APPROVE, **demands})
+            ask_approval(store, session_id, {**APPROVE, **demands})
 
     @pytest.mark.parametrize("demand", [{"approvals": 1}, {"editable": False}], ids=repr)
     def test_only_an_approval_has_a_number_and_can_be_edited(
         self, store: StateStore, session_id: str, demand: dict[str, Any]
     ) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
-            _asked(store, session_id, {**ASK, **demand})
+            ask_approval(store, session_id, {**ASK, **demand})
 
     # Who answers
 
@@ -164,20 +156,20 @@ class ApprovalContract(StoreTests):
     def test_an_invalid_actor_is_refused_before_storage_is_used(
         self, store: StateStore, session_id: str, actor: Any
     ) -> None:
-        _asked(store, session_id)
+        ask_approval(store, session_id)
         with self.storage_untouched(), pytest.raises(InvalidPayload):
-            _approve(store, session_id, actor=actor)
+            approve(store, session_id, actor=actor)
 
     def test_a_user_who_is_not_stored_is_no_actor(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id)
+        ask_approval(store, session_id)
         before = contents(store, session_id)
         with pytest.raises(InvalidPayload):
-            _approve(store, session_id, actor=_User(pk=None))
+            approve(store, session_id, actor=_User(pk=None))
         assert contents(store, session_id) == before
 
     def test_an_answer_keeps_who_gave_it(self, store: StateStore, session_id: str) -> None:
         store.add_pending_tool_calls(session_id, {"call": APPROVE, "ask": ASK, "fail": ASK, "plain": ASK})
-        _approve(store, session_id, actor=_User(), approved=False)
+        approve(store, session_id, actor=_User(), approved=False)
         store.submit_tool_result(session_id, "ask", result=1, actor="the app")
         store.submit_tool_result(session_id, "fail", error=1, actor="the app")
         store.submit_tool_result(session_id, "plain", result=1)
@@ -205,7 +197,7 @@ class ApprovalContract(StoreTests):
     def test_a_call_with_a_permission_needs_an_active_user_who_has_it(
         self, store: StateStore, session_id: str, call: dict[str, Any], actor: Any
     ) -> None:
-        _asked(store, session_id, call)
+        ask_approval(store, session_id, call)
         before = contents(store, session_id)
         is_approval = "approval_id" in call
         for answer in ({"approved": True}, {"approved": False}) if is_approval else ({"result": 1},):
@@ -222,21 +214,21 @@ class ApprovalContract(StoreTests):
     def test_a_requester_does_not_answer(
         self, store: StateStore, session_id: str, requester: str, actor: Any
     ) -> None:
-        _asked(store, session_id, {**APPROVE, "requester": requester})
+        ask_approval(store, session_id, {**APPROVE, "requester": requester})
         before = contents(store, session_id)
         for approved in (True, False):
             with pytest.raises(NotPermitted):
-                _approve(store, session_id, actor=actor, approved=approved)
+                approve(store, session_id, actor=actor, approved=approved)
         assert contents(store, session_id) == before
-        assert outcomes_of(_approve(store, session_id, actor="bob")) == ["accepted"]
+        assert outcomes_of(approve(store, session_id, actor="bob")) == ["accepted"]
 
     def test_a_completed_or_unknown_call_is_reported_to_everybody(
         self, store: StateStore, session_id: str
     ) -> None:
         call = {**APPROVE, "permission": _PAY}
         store.add_pending_tool_calls(session_id, {"call": call, "open": call})
-        _approve(store, session_id, actor=_User())
-        again = _approve(store, session_id, actor="nobody", digest="another", input=1)
+        approve(store, session_id, actor=_User())
+        again = approve(store, session_id, actor="nobody", digest="another", input=1)
         unknown = store.submit_tool_result(session_id, "other", result=1, actor="nobody", digest="another")
         assert outcomes_of(again, unknown) == ["already_completed", "unknown_tool_call"]
         store.update_status(session_id, "completed")
@@ -246,19 +238,19 @@ class ApprovalContract(StoreTests):
     # Editing
 
     def test_an_edited_input_comes_with_its_own_digest(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id, _EDITABLE)
-        assert outcomes_of(_approve(store, session_id, digest=_DIGEST, input=_CHEAPER, actor="ann")) == [
+        ask_approval(store, session_id, _EDITABLE)
+        assert outcomes_of(approve(store, session_id, digest=DIGEST, input=_CHEAPER, actor="ann")) == [
             "accepted"
         ]
         answer = store.take_tool_results(session_id)["call"]
         assert (answer["input"], answer["digest"]) == (_CHEAPER, _CHEAPER_DIGEST)
-        used = _use(store, session_id)
+        used = use_once(store, session_id)
         assert used == ApprovedCall(tool_name="pay", input=_CHEAPER, actors=["ann"], digest=_CHEAPER_DIGEST)
 
     def test_an_input_may_become_null(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id, _EDITABLE)
-        _approve(store, session_id, input=None)
-        assert _use(store, session_id).input is None
+        ask_approval(store, session_id, _EDITABLE)
+        approve(store, session_id, input=None)
+        assert use_once(store, session_id).input is None
 
     @pytest.mark.parametrize(
         ("call", "answer"),
@@ -273,242 +265,88 @@ class ApprovalContract(StoreTests):
     def test_only_the_approval_of_an_editable_call_changes_it(
         self, store: StateStore, session_id: str, call: dict[str, Any], answer: dict[str, Any]
     ) -> None:
-        _asked(store, session_id, call)
+        ask_approval(store, session_id, call)
         before = contents(store, session_id)
         with pytest.raises(InvalidPayload):
-            _approve(store, session_id, **answer)
+            approve(store, session_id, **answer)
         assert contents(store, session_id) == before
 
     def test_asking_the_same_again_leaves_what_people_did(self, store: StateStore, session_id: str) -> None:
         call = {**_TWO, "editable": True}
-        _asked(store, session_id, call)
-        _approve(store, session_id, actor="ann", input=_CHEAPER)
+        ask_approval(store, session_id, call)
+        approve(store, session_id, actor="ann", input=_CHEAPER)
         before = contents(store, session_id)
-        _asked(store, session_id, call)
+        ask_approval(store, session_id, call)
         assert contents(store, session_id) == before
 
     # Several approvals
 
     def test_two_people_approve(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id, _TWO)
+        ask_approval(store, session_id, _TWO)
         version = loaded(store, session_id).version
-        first = _approve(store, session_id, actor="ann")
+        first = approve(store, session_id, actor="ann")
         assert (outcomes_of(first), first.new_version) == (["recorded"], version + 1)
         assert _pending(store, session_id)["approved_by"] == ["ann"]
         assert store.take_tool_results(session_id) == {}
-        again = _approve(store, session_id, actor="ann", digest=_DIGEST)
+        again = approve(store, session_id, actor="ann", digest=DIGEST)
         assert (outcomes_of(again), again.new_version) == (["already_recorded"], None)
         with pytest.raises(NotApproved):
-            _use(store, session_id)
-        assert outcomes_of(_approve(store, session_id, actor=_User())) == ["accepted"]
-        assert outcomes_of(_approve(store, session_id, actor="bob")) == ["already_completed"]
+            use_once(store, session_id)
+        assert outcomes_of(approve(store, session_id, actor=_User())) == ["accepted"]
+        assert outcomes_of(approve(store, session_id, actor="bob")) == ["already_completed"]
         assert store.take_tool_results(session_id)["call"]["actors"] == ["ann", "user:7"]
-        assert _use(store, session_id).actors == ["ann", "user:7"]
+        assert use_once(store, session_id).actors == ["ann", "user:7"]
 
     def test_one_rejection_is_final(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id, _TWO)
-        _approve(store, session_id, actor="ann")
-        assert outcomes_of(_approve(store, session_id, actor="ann", approved=False)) == ["accepted"]
-        assert outcomes_of(_approve(store, session_id, actor="bob")) == ["already_completed"]
+        ask_approval(store, session_id, _TWO)
+        approve(store, session_id, actor="ann")
+        assert outcomes_of(approve(store, session_id, actor="ann", approved=False)) == ["accepted"]
+        assert outcomes_of(approve(store, session_id, actor="bob")) == ["already_completed"]
         assert store.take_tool_results(session_id)["call"]["actors"] == ["ann"]
 
     @pytest.mark.parametrize("answer", [{}, {"approved": False}, {"approved": None, "error": 1}])
     def test_an_answer_to_a_call_for_several_approvals_has_an_actor(
         self, store: StateStore, session_id: str, answer: dict[str, Any]
     ) -> None:
-        _asked(store, session_id, _TWO)
+        ask_approval(store, session_id, _TWO)
         with pytest.raises(InvalidPayload):
-            _approve(store, session_id, **answer)
+            approve(store, session_id, **answer)
         assert "approved_by" not in _pending(store, session_id)
 
     def test_an_edit_discards_the_earlier_approvals(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id, {**_TWO, "approvals": 3, "editable": True})
-        _approve(store, session_id, actor="ann")
-        _approve(store, session_id, actor="bob")
-        assert outcomes_of(_approve(store, session_id, actor="eve", input=_CHEAPER)) == ["recorded"]
+        ask_approval(store, session_id, {**_TWO, "approvals": 3, "editable": True})
+        approve(store, session_id, actor="ann")
+        approve(store, session_id, actor="bob")
+        assert outcomes_of(approve(store, session_id, actor="eve", input=_CHEAPER)) == ["recorded"]
         pending = _pending(store, session_id)
         assert (pending["approved_by"], pending["digest"]) == (["eve"], _CHEAPER_DIGEST)
         assert pending["input"] == _CHEAPER
-        assert outcomes_of(_approve(store, session_id, actor="ann", digest=_DIGEST)) == ["changed"]
-        rest = [_approve(store, session_id, actor=name, digest=_CHEAPER_DIGEST) for name in ("ann", "bob")]
+        assert outcomes_of(approve(store, session_id, actor="ann", digest=DIGEST)) == ["changed"]
+        rest = [approve(store, session_id, actor=name, digest=_CHEAPER_DIGEST) for name in ("ann", "bob")]
         assert outcomes_of(*rest) == ["recorded", "accepted"]
         answer = store.take_tool_results(session_id)["call"]
         assert (answer["actors"], answer["input"]) == (["eve", "ann", "bob"], _CHEAPER)
         assert answer["digest"] == _CHEAPER_DIGEST
 
     def test_the_same_input_is_no_edit(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id, {**_TWO, "editable": True})
-        _approve(store, session_id, actor="ann")
-        assert outcomes_of(_approve(store, session_id, actor="bob", input=APPROVE["input"])) == ["accepted"]
+        ask_approval(store, session_id, {**_TWO, "editable": True})
+        approve(store, session_id, actor="ann")
+        assert outcomes_of(approve(store, session_id, actor="bob", input=APPROVE["input"])) == ["accepted"]
 
     def test_approvals_of_a_replaced_input_do_not_count(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id, _TWO)
-        _approve(store, session_id, actor="ann")
+        ask_approval(store, session_id, _TWO)
+        approve(store, session_id, actor="ann")
         state = loaded(store, session_id)
         state.pending_client_tool_calls["call"]["input"] = _CHEAPER
         store.save_state(session_id, state)
         assert "approved_by" not in _pending(store, session_id)
-        assert outcomes_of(_approve(store, session_id, actor="bob")) == ["recorded"]
+        assert outcomes_of(approve(store, session_id, actor="bob")) == ["recorded"]
 
     def test_many_who_approve_at_once_are_each_counted_once(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id, {**APPROVE, "approvals": 3})
+        ask_approval(store, session_id, {**APPROVE, "approvals": 3})
         names = ["ann", "ann", "bob", "bob", "eve", "eve", "joe", "joe"]
-        found = self.at_once(*(lambda name=name: _approve(store, session_id, actor=name) for name in names))
+        found = self.at_once(*(lambda name=name: approve(store, session_id, actor=name) for name in names))
         outcomes = Counter(outcomes_of(*(each for each in found if isinstance(each, Submission))))
         assert (outcomes["accepted"], outcomes["recorded"]) == (1, 2)
         actors = store.take_tool_results(session_id)["call"]["actors"]
         assert len(set(actors)) == len(actors) == 3
-
-    # Using
-
-    def test_a_worker_gets_exactly_what_was_approved(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id)
-        _approve(store, session_id)
-        assert _use(store, session_id) == ApprovedCall(
-            tool_name="pay", input={"amount": 7.0}, actors=[], digest=_DIGEST
-        )
-
-    def test_the_state_of_a_step_does_not_change_what_was_approved(
-        self, store: StateStore, session_id: str
-    ) -> None:
-        _asked(store, session_id)
-        _approve(store, session_id)
-        with _step(store, session_id) as step:
-            step.state.pending_client_tool_calls["call"]["input"] = {"amount": 7_000_000}
-        with _step(store, session_id, "second") as step:
-            step.state.pending_client_tool_calls = {}
-            step.state.completed_client_tool_calls = {"call": {"approved": True, "input": 1}}
-            first = _used(step)
-            assert first.input == {"amount": 7.0}
-            first.input["amount"] = 8
-            assert _used(step).input == {"amount": 7.0}
-        with pytest.raises(ApprovalUsed):
-            _use(store, session_id)
-
-    @pytest.mark.parametrize("is_taken", [False, True], ids=["not taken", "taken"])
-    def test_an_approval_is_used_once(self, store: StateStore, session_id: str, is_taken: bool) -> None:
-        _asked(store, session_id)
-        _approve(store, session_id)
-        if is_taken:
-            store.take_tool_results(session_id)
-        _use(store, session_id, "first")
-        with pytest.raises(ApprovalUsed) as used:
-            _use(store, session_id)
-        assert (used.value.tool_call_id, used.value.step_id) == ("call", "first")
-
-    def test_a_step_that_raises_uses_nothing(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id)
-        _approve(store, session_id)
-        with pytest.raises(ZeroDivisionError), _step(store, session_id) as step:
-            _used(step)
-            raise ZeroDivisionError
-        assert _use(store, session_id).tool_name == "pay"
-
-    def test_a_step_that_fails_its_session_uses_it(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id)
-        _approve(store, session_id)
-        with _step(store, session_id, "failed") as step:
-            _used(step)
-            step.fail("the bank said no")
-        store.update_status(session_id, "active")
-        with pytest.raises(ApprovalUsed):
-            _use(store, session_id)
-
-    @pytest.mark.parametrize(
-        ("answer", "reason"),
-        [
-            ({"approved": False}, "rejected"),
-            ({"approved": None, "error": "gone"}, "rejected"),
-            (None, "open"),
-        ],
-    )
-    def test_what_is_not_approved_cannot_be_used(
-        self, store: StateStore, session_id: str, answer: dict[str, Any] | None, reason: str
-    ) -> None:
-        _asked(store, session_id, {**APPROVE, "deadline": LONG_AGO, "on_expiry": "reject"})
-        if answer is not None:
-            _approve(store, session_id, **answer)
-        for take in (False, True):
-            if take:
-                store.take_tool_results(session_id)
-            with pytest.raises(NotApproved) as refused:
-                _use(store, session_id)
-            assert (refused.value.tool_call_id, refused.value.reason) == ("call", reason)
-
-    @pytest.mark.parametrize("default", ["reject", "fail"])
-    def test_an_expired_call_is_not_approved(self, store: StateStore, session_id: str, default: str) -> None:
-        _asked(store, session_id, {**APPROVE, "deadline": LONG_AGO, "on_expiry": default})
-        (overdue,) = store.find_expired_pending()
-        answer = default_answer(overdue)
-        assert answer is not None
-        store.submit_tool_result(session_id, "call", **answer)
-        with pytest.raises(NotApproved) as refused:
-            _use(store, session_id)
-        assert refused.value.reason == "expired"
-
-    def test_an_unknown_call_is_not_approved(self, store: StateStore, session_id: str) -> None:
-        store.add_pending_tool_calls(session_id, {"asks": ASK})
-        store.submit_tool_result(session_id, "asks", result=1)
-        for tool_call_id in ("call", "asks"):
-            with pytest.raises(NotApproved) as refused, _step(store, session_id) as step:
-                _used(step, tool_call_id)
-            assert refused.value.reason == "unknown"
-
-    def test_a_use_survives_a_rewind(self, store: StateStore, session_id: str) -> None:
-        with _step(store, session_id) as step:
-            step.wait_for({"call": {**APPROVE, "approval_id": "approval"}})
-        assert step.commit is not None
-        _approve(store, session_id)
-        _use(store, session_id, "first")
-        store.restore_checkpoint(session_id, step.commit.checkpoint_id)
-        for _ in range(2):
-            with pytest.raises(ApprovalUsed):
-                _use(store, session_id)
-            _approve(store, session_id)
-
-    def test_an_approval_before_the_checkpoint_can_be_used_after_a_rewind(
-        self, store: StateStore, session_id: str
-    ) -> None:
-        _asked(store, session_id)
-        _approve(store, session_id)
-        with _step(store, session_id) as step:
-            step.say({"role": "assistant", "content": "hm"})
-        assert step.commit is not None
-        store.restore_checkpoint(session_id, step.commit.checkpoint_id)
-        assert _use(store, session_id).tool_name == "pay"
-
-    @pytest.mark.parametrize("is_taken", [False, True], ids=["not taken", "taken"])
-    def test_a_branch_has_no_approvals(self, store: StateStore, session_id: str, is_taken: bool) -> None:
-        _asked(store, session_id)
-        _approve(store, session_id)
-        if is_taken:
-            store.take_tool_results(session_id)
-        branch = store.branch_session(session_id)
-        with pytest.raises(NotApproved) as refused:
-            _use(store, branch.session_id)
-        assert refused.value.reason == "unknown"
-        assert _use(store, session_id).tool_name == "pay"
-
-    def test_two_steps_cannot_both_use_an_approval(self, store: StateStore, session_id: str) -> None:
-        _asked(store, session_id)
-        _approve(store, session_id)
-        with pytest.raises((StaleStateError, ApprovalUsed)), _step(store, session_id) as step:
-            _use(store, session_id, "other")
-            _used(step)
-        with pytest.raises(StaleStateError), _step(store, session_id) as step:
-            with _step(store, session_id, "other") as other:
-                other.say({"role": "assistant", "content": "hm"})
-            with pytest.raises(ApprovalUsed):
-                _used(step)
-
-    def test_a_step_on_an_outdated_state_gets_no_approval(self, store: StateStore, session_id: str) -> None:
-        """What it did with the approval would be lost, and done again."""
-        _asked(store, session_id)
-        _approve(store, session_id)
-        got = None
-        with pytest.raises(StaleStateError), _step(store, session_id) as step:
-            with _step(store, session_id, "other") as other:
-                other.say({"role": "assistant", "content": "hm"})
-            got = _used(step)
-        assert got is None
-        assert _use(store, session_id).tool_name == "pay"
