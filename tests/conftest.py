@@ -64,8 +64,14 @@ settings_of_hypothesis.register_profile(
 )
 settings_of_hypothesis.load_profile("shared machine")
 
-_SHARING_FIXTURES: Final = ("tests/plans/", "tests/deployments/contracts/", "tests/shards/")
-"""Folders whose fixtures take long: one worker makes them for all modules."""
+_SHARING_FIXTURES: Final = (
+    "tests/cleanup/test_plans.py",
+    "tests/database/test_usage_statements.py",
+    "tests/deployments/contracts/",
+    "tests/plans/",
+    "tests/shards/",
+)
+"""Folders and files whose fixtures take long: one worker makes them for all of their tests."""
 _CLUSTER = pytest.StashKey[PostgresCluster]()
 
 

@@ -101,14 +101,18 @@ SAMPLED_ON_SQLITE: Final[tuple[str, ...]] = (
     "tests/admin",
     "tests/commands",
     "tests/example",
+    "tests/faults/test_killed_writers.py",
+    "tests/faults_found/test_one_statement_races.py",
     "tests/frameworks",
     "tests/security/test_admin_lookups.py",
     "tests/security/test_admin_wrong_shapes.py",
     "tests/security/test_bounds.py",
     "tests/security/test_wrong_shapes.py",
+    "tests/shards/test_copies_beside_writers.py",
+    "tests/transfer/test_memory.py",
 )
-"""Files and folders of which the rest runs one test in three on SQLite: they test what stands on the stores,
-and run in full on PostgreSQL.
+"""Files and folders of which the rest runs one test in three on SQLite. They run in full on PostgreSQL, and test
+what is built on the stores, or races, which SQLite excludes by having one writer at a time.
 """
 
 

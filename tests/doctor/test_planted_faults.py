@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.apps import apps
+from django.db import transaction
+from pytest_django import DjangoDbBlocker
 
 from helix_store.doctor import RULES, Diagnosis, Fault, Listener, diagnose
-from tests.databases import CommittedDatabase
+from tests.databases import ALIASES, CommittedDatabase, close_connections, delete_all_rows, fresh_tenant
 from tests.doctor.planting import FIXABLE, LEFT, PLANTED, Planted, execute
+from tests.doctor.sample import write_sample
 
 OF_ONE = pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.id)
+
+
+@pytest.fixture(scope="module", params=list(ALIASES))
+def written(
+    request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[CommittedDatabase]:
+    """The sample, written once for all tests, in a transaction that stays open."""
+    database = CommittedDatabase(alias=ALIASES[request.param], tenant=fresh_tenant())
+    with django_db_blocker.unblock():
+        delete_all_rows(database.alias)
+        with transaction.atomic(using=database.alias):
+            write_sample(database)
+            yield database
+            transaction.set_rollback(True, using=database.alias)
+        close_connections()
+
+
+@pytest.fixture
+def sample(written: CommittedDatabase) -> Iterator[CommittedDatabase]:
+    """What a test does to the sample is undone."""
+    with transaction.atomic(using=written.alias):
+        yield written
+        transaction.set_rollback(True, using=written.alias)
 
 
 def examined(database: CommittedDatabase, **options: Any) -> Diagnosis:

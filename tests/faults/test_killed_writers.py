@@ -27,7 +27,7 @@ from tests.processes import run_in_processes
 
 STEPS = ("a step", "a guarded step")
 _DRIVERS: Final = 4
-_STORIES_AT_A_TIME: Final = 50
+_STORIES_AT_A_TIME: Final = 20
 READS = {
     *(
         "check_interrupt",

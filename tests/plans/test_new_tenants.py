@@ -93,8 +93,8 @@ def compacted(world: World) -> Iterator[None]:
                 cursor.execute(f"VACUUM ANALYZE {model._meta.db_table}")
 
 
-@pytest.fixture
-def newcomer(world: World) -> Iterator[World]:
+@pytest.fixture(scope="module")
+def newcomer(world: World, compacted: None) -> Iterator[World]:
     """The same database as a tenant sees it who has one session with everything, and many others."""
     newcomer = World(world.name, replace(world.database, tenant=fresh_tenant()))
     with transaction.atomic(using=world.database.alias):

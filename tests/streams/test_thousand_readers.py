@@ -17,7 +17,7 @@ from tests.streams.event_source import EventSource
 
 _READERS: Final = 1_000
 _STREAMS: Final = 50
-_ROUNDS: Final = 12
+_ROUNDS: Final = 8
 _CHUNKS_PER_ROUND: Final = 20
 _MOST_CONNECTIONS: Final = 12
 _MOST_THREADS: Final = 40

@@ -15,9 +15,8 @@ from typing import Final
 
 from tests.test_layout import NOT_IN_DEV
 
-_TESTS: Final = (
-    "tests/frameworks/agent_framework",
-    "tests/frameworks/google_adk",
+_ON_EACH_DATABASE: Final = ("tests/frameworks/agent_framework", "tests/frameworks/google_adk")
+_ON_POSTGRES: Final = (
     "tests/frameworks/test_extras.py",
     "tests/frameworks/test_the_example.py",
     "tests/test_layout.py",
@@ -36,7 +35,8 @@ def main() -> int:
         # The tests would be skipped, and look as if they had passed.
         print(f"Not installed: {', '.join(missing)}")
         return 1
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *_TESTS]
+    tests = (*_ON_EACH_DATABASE, *(_ON_POSTGRES if database == "postgres" else ()))
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "HELIX_TEST_DATABASES": database}
     return subprocess.run(command, env=environment, check=False).returncode
 
