@@ -57,6 +57,12 @@ def test_a_mutant_can_be_applied_and_is_python(mutant: Mutant) -> None:
     assert not any(test.startswith("-") for test in mutant.tests)
 
 
+def test_the_docs_say_how_many_mutants_there_are() -> None:
+    root = PACKAGE.parent
+    assert f"all {len(MUTANTS)} mutants" in (root / "docs" / "reliability.md").read_text()
+    assert f"of the {len(MUTANTS)}." in (root / "tests" / "README.md").read_text()
+
+
 def test_no_mutant_stands_twice_in_the_table() -> None:
     assert len({(each.file, each.text, each.replacement) for each in MUTANTS}) == len(MUTANTS)
 
