@@ -111,8 +111,9 @@ SAMPLED_ON_SQLITE: Final[tuple[str, ...]] = (
     "tests/shards/test_copies_beside_writers.py",
     "tests/transfer/test_memory.py",
 )
-"""Files and folders of which the rest runs one test in three on SQLite. They run in full on PostgreSQL, and test
-what is built on the stores, or races, which SQLite excludes by having one writer at a time.
+"""Files and folders of which the rest runs one test in three on SQLite, and all on PostgreSQL.
+
+They test what is built on the stores, or races, which SQLite excludes by having one writer at a time.
 """
 
 
