@@ -1,7 +1,7 @@
 """The base class of all actions. An action changes a row, or a whole table, by calling a public store.
 
 The admin, the management commands and code run the same object. An action declares the Django permission that
-it needs, the guard column that detects an outdated page, the form of the admin and the options of the
+it requires, the guard column that detects an outdated page, the form in the admin and the options of the
 command.
 """
 
@@ -98,11 +98,11 @@ class Action:
         return {}
 
     def changes(self, row: Any, given: Mapping[str, Any]) -> list[Change]:
-        """Return the changes that the page before the action shows."""
+        """Return the changes that the page shows before the action runs."""
         return []
 
     def shown(self, row: Any) -> str:
-        """Return the value of the guard as a page shows it. Pass it to `perform` as ``expected``."""
+        """Return the guard's value as a page shows it. Pass it to `perform` as ``expected``."""
         return "" if self.guard is None else str(getattr(row, self.guard))
 
     def perform(
@@ -116,7 +116,7 @@ class Action:
     ) -> Outcome:
         """Run and record the action, or report why not. ``expected`` is the guard's value that the user saw.
 
-        The action gets the form's values, with the user as ``actor``.
+        The action receives the form's values, with the user as ``actor``.
         An action on a row is one transaction, which locks the row before it compares the guard. An action on
         a table uses the store's own transactions.
         """
@@ -154,13 +154,13 @@ class Action:
 class SessionAction(Action):
     """An action on a session. If it has a ``help``, it is also a sub-command of a management command.
 
-    ``options`` are the arguments of the sub-command, as argparse takes them. `run` receives either their
-    values or those of the form, so an argument may be missing.
+    ``options`` are the arguments of the sub-command, in the form that argparse takes. `run` receives either
+    their values or those of the form, so an argument may be missing.
     """
 
     model: ClassVar[type[Model]] = Session
     needs_open_session: ClassVar[bool] = False
-    """If true, the action is only offered until the session has ended."""
+    """If true, the action is offered only until the session ends."""
     command: ClassVar[str] = ""
     """The name of the sub-command. It defaults to the name of the action."""
     help: ClassVar[str] = ""
@@ -171,7 +171,7 @@ class SessionAction(Action):
         raise NotImplementedError
 
     def preview(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> str:
-        """Return the question that a terminal asks before a destructive action."""
+        """Return the question that the terminal asks before a destructive action."""
         return f"{self.help} Session: {session_id}."
 
     def is_possible(self, row: Any) -> bool:

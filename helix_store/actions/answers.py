@@ -1,4 +1,4 @@
-"""The action that answers a call: with a decision, or with a text as the result or the error of the call."""
+"""The action that answers a call: with a decision, or with a text that becomes the call's result or error."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _NOT_SHOWN: Final = _(
 
 
 class AnswerForm(ReasonForm):
-    """An answer to a pending call: a decision with its reason, or a JSON value as the result or the error."""
+    """An answer to a pending call: a decision with a reason, or a JSON value as its result or error."""
 
     call = forms.CharField(widget=forms.HiddenInput, max_length=_LONGEST_ID, strip=False)
     approval = forms.CharField(
@@ -97,12 +97,12 @@ class AnswerForm(ReasonForm):
         widget=forms.Textarea(attrs={"rows": 12, "class": "helix-editor", "spellcheck": "false"}),
     )
     seen = forms.CharField(widget=forms.HiddenInput, max_length=_LONGEST_ID, required=False)
-    """The digest of the changed input whose difference a page has shown."""
+    """The digest of the changed input whose differences a page has already shown."""
 
     not_named = ("approval", "answer", "digest", "seen", "shown")
-    """The hidden fields that do not identify the call to a person."""
+    """The hidden fields that do not help a person to identify the call."""
     is_seen = True
-    """False while the page has to show the difference of a changed input first."""
+    """False until the page has shown the differences of a changed input."""
     submit_label: StrOrPromise = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -115,7 +115,7 @@ class AnswerForm(ReasonForm):
             self.fields[name].widget = forms.HiddenInput()
 
     def clean_edit(self) -> Any:
-        """Show the difference of a changed input first, and again after each further change."""
+        """Show the differences of a changed input first, and again after each further change."""
         try:
             value = json_value(self.cleaned_data["edit"])
             encode(value, limit=UNLIMITED)
@@ -128,7 +128,7 @@ class AnswerForm(ReasonForm):
 
 
 class Answer(SessionAction):
-    """An answer by a user in the admin, or by the given ``actor``."""
+    """An answer from a user in the admin, or from the given ``actor``."""
 
     name = "answer"
     label = _("Answer")
@@ -175,7 +175,7 @@ class Answer(SessionAction):
     def _refusal(self, row: Any, alias: str, given: Mapping[str, Any]) -> StrOrPromise | None:
         """Refuse to approve a call if the user was not shown the whole input.
 
-        Lock the row of the session, so that the answer belongs to this input.
+        Lock the session's row, so that the answer applies to the input that was shown.
         """
         rows = Session._base_manager.using(alias).filter(pk=row.pk)
         columns = ("pending_client_tool_calls", "completed_client_tool_calls")
@@ -226,7 +226,7 @@ def _arguments(answer: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON text. Raises ``ValueError``."""
+    """Return the value of a JSON document given as text. Raises ``ValueError``."""
     try:
         if not text.startswith("~"):  # A leading "~" marks a stored text that is not plain JSON.
             return decode(text)

@@ -1,4 +1,4 @@
-"""Actions on budgets: add one, change it, delete it."""
+"""Actions on budgets: add, change or delete one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LimitForm(forms.Form):
 
 
 class BudgetForm(LimitForm):
-    """A new budget. ``set_budget`` would replace one of the same name."""
+    """A new budget. ``set_budget`` would replace an existing budget of the same name."""
 
     tenant = forms.CharField(label=_("Tenant"), max_length=_LONGEST, required=False, strip=False)
     name = forms.CharField(label=_("Name"), max_length=_LONGEST, strip=False)

@@ -49,7 +49,7 @@ class WithdrawForm(forms.Form):
 
 
 class PostMessage(SessionAction):
-    """A post by a user in the admin, or by the given ``author``."""
+    """A post from a user in the admin, or from the given ``author``."""
 
     name = "post"
     label = _("Post a message")

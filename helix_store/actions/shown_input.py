@@ -1,4 +1,4 @@
-"""A record of the part of a call's input that a person has read. An unread input cannot be approved.
+"""A record of how much of a call's input a person has read. An unread input cannot be approved.
 
 The page shows an input of up to `WHOLE` characters beside its form. It splits a longer one into parts: each
 part has a signed mark that the next part requires, and an approval requires the mark of the last part. A mark
@@ -39,7 +39,7 @@ class InputPart:
 
 @dataclass(frozen=True, slots=True)
 class CallInput:
-    """The input of one pending call of a session, as one user reads it."""
+    """The input of one pending call of a session, as a user reads it."""
 
     user: Any
     session: Any
@@ -47,7 +47,7 @@ class CallInput:
     call: dict[str, Any]
 
     def part(self, number: int, mark: str) -> InputPart:
-        """Return a part by its number, counted from 1. ``mark`` is the mark of the previous part."""
+        """Return a part by its number, counted from 1. ``mark`` is the mark of the part before it."""
         text = self._text()
         count = _count(text)
         number = min(max(number, 1), count)
@@ -75,7 +75,7 @@ class CallInput:
         return bool(content == self._content(text, number))
 
     def _content(self, text: str, number: int) -> list[Any]:
-        """Return the content of a mark. It holds a digest of the call, because the call may be long."""
+        """Return the payload of a mark. It holds a digest of the call, because the call may be long."""
         session = self.session
         subject = [session.tenant, session.session_id, self.call_id, self.call.get("tool_name"), text]
         return [str(self.user.pk), sha256(json.dumps(subject).encode()).hexdigest(), number]

@@ -19,7 +19,7 @@ from helix_store.stores import DatabaseLockManager
 from helix_store.streams.pruning import prune_streams
 
 _SESSIONS_AT_ONCE: Final = 1_000
-"""A browser's request must end soon, so the admin applies this limit. The command has no limit."""
+"""A browser's request must end soon, so the admin limits the number of sessions. The command has no limit."""
 
 
 class ForceRelease(Action):

@@ -68,7 +68,7 @@ class ReadOnlyAdmin(ModelAdmin):
     """
 
     link_lookups: ClassVar[tuple[str, ...]] = ()
-    """Exact lookups of links to this list, as written in the address, besides those of ``list_filter``."""
+    """Exact lookups that links to this list use in the address, besides those of ``list_filter``."""
 
     of_other_models: ClassVar[Mapping[str, type[Model]]] = {}
     """Columns and fields that show rows of another model. They require the permission to view that model."""
@@ -77,7 +77,7 @@ class ReadOnlyAdmin(ModelAdmin):
     """Orders of the list, by the parameter ``order`` of its address. Without it, ``ordering`` applies."""
 
     list_texts: ClassVar[Mapping[str, Any]] = {}
-    """Parts of the payloads that the columns of the list show, by the attribute of a row that gets them."""
+    """The payload parts that the columns of the list show, by the attribute of a row that receives them."""
 
     page_template: ClassVar[str] = ""
     """The template of `row_page`. Without it, Django shows the row as a form."""
@@ -131,7 +131,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return {"search_notes": partial(self.list_notes, request)}
 
     def list_notes(self, request: HttpRequest) -> Iterator[str]:
-        """Yield notes on the rows that the list leaves out, and on its order."""
+        """Yield notes on the rows that the list leaves out and on its order."""
         if getattr(request, "is_of_newest", False):
             words = gettext(
                 "Filtered among the newest %(count)s rows. Choose a tenant to see all of its rows."
@@ -141,7 +141,7 @@ class ReadOnlyAdmin(ModelAdmin):
             yield gettext("Sorted by tenant, then by time. Choose a tenant to sort by time alone.")
 
     def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
-        """Set attributes of the rows on a page of the list that its columns show besides the row's own."""
+        """Set attributes of the rows on a list page, for columns that need more than the row itself."""
 
     def changeform_view(
         self,
@@ -168,7 +168,7 @@ class ReadOnlyAdmin(ModelAdmin):
         raise NotImplementedError
 
     def readable_row(self, request: HttpRequest, object_id: str | None) -> Any:
-        """Return the row that the user reads, or a redirect to the list if it does not exist.
+        """Return the row that the user wants to read, or a redirect to the list if it does not exist.
 
         Raise `PermissionDenied` if the user may not view it, or if the request does more than read.
         """
@@ -189,7 +189,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return HttpResponseRedirect(self.list_url(self.model))
 
     def rendered(self, request: HttpRequest, template: str, context: Mapping[str, Any]) -> HttpResponse:
-        """Return a page with the frame of the admin site."""
+        """Return a page inside the frame of the admin site."""
         request.current_app = self.admin_site.name
         frame = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
         return TemplateResponse(request, template, {**frame, **context})
@@ -221,7 +221,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return super().get_form(request, obj, change, labels=LABELS, **kwargs)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        # If `_to_field` is empty, Django looks for a column without a name.
+        # If `_to_field` were empty, Django would look for a column without a name.
         return super().get_object(request, object_id, from_field or None)
 
     def may_view(self, request: HttpRequest, model: Any) -> bool:
@@ -235,7 +235,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return self._visible(request, super().get_list_display(request))
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fields that the user may view, without groups that would be empty."""
+        """Return the fields that the user may view, without groups that would become empty."""
         groups = [
             (heading, {**options, "fields": self._visible(request, options["fields"])})
             for heading, options in super().get_fieldsets(request, obj)
@@ -267,7 +267,7 @@ class ReadOnlyAdmin(ModelAdmin):
 
 
 def refuse_surrogates(request: HttpRequest) -> None:
-    """Refuse parameters that no page can repeat in its links. The client chooses their character set."""
+    """Refuse parameters that no page could repeat in its links. The client chooses their character set."""
     for name, values in request.GET.lists():
         for text in (name, *values):
             try:

@@ -145,7 +145,7 @@ def _highest(report: BudgetReport) -> SafeString:
 
 
 def capped(scope: str, value: str) -> SafeString:
-    """Return the name of a budget's scope; ``value`` is the budget's value."""
+    """Return the name of a budget's scope; ``value`` is the value that the budget applies to."""
     kind = BudgetScope(scope)
     if not value:
         return format_html("{}", _EACH.get(kind, _ONE[kind]))
@@ -177,7 +177,7 @@ def _bar(limit: LimitReport) -> SafeString:
 
 
 def limit_words(limit: LimitReport) -> str:
-    """Return how much of a limit was spent."""
+    """Return how much of a limit has been spent."""
     given = {"spent": limit.amount(limit.spent), "limit": limit.amount(limit.limit)}
     if limit.unit == "usd":
         return gettext("{spent} of {limit}").format(**given)

@@ -29,7 +29,7 @@ def bar(value: float, *, maximum: float) -> SafeString:
 
 
 def meter(spent: float, held: float, *, limit: float) -> SafeString:
-    """Return a bar for a limit: the amount spent, followed by the amount held."""
+    """Return a bar for a limit: the amount spent, followed by the amount held in reserve."""
     full = min(spent, limit) / limit if limit > 0 else 1
     kept = min(held, limit - min(spent, limit)) / limit if limit > 0 else 0
     return format_html(
@@ -79,7 +79,7 @@ def columns(values: Sequence[tuple[str, float, str]]) -> SafeString:
 
 
 def spark_line(values: Sequence[float]) -> SafeString:
-    """Return a few small columns without labels."""
+    """Return a chart of a few small columns without labels."""
     highest = max(values, default=0)
     bars = (
         (place * 14, _number(30 - height), _number(height))
@@ -97,5 +97,5 @@ def spark_line(values: Sequence[float]) -> SafeString:
 
 
 def _number(value: float) -> str:
-    """Return a number with a decimal point, whatever the language."""
+    """Return a number with a decimal point, regardless of the language."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,6 +1,6 @@
 """Lists of the checkpointers' sessions: graph sessions, and threads of snapshots.
 
-Both are sessions of one agent type. A list shows the newest checkpoint of each, by one lookup in an index.
+Both are sessions of one agent type. A list shows the newest checkpoint of each, found by one index lookup.
 """
 
 from __future__ import annotations

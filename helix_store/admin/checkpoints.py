@@ -80,7 +80,7 @@ class CheckpointAdmin(SessionChildAdmin):
         return [group for group in groups if is_snapshot or group[0] != _OF_SNAPSHOT]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        # The session page shows a state between checkpoints, and a base is shown in the states that use it.
+        # A state between checkpoints is shown on the session page, and a base within the states that use it.
         return super().get_queryset(request).exclude(kind__in=(CheckpointKind.STATE, CheckpointKind.BASE))
 
     @admin.display(description=_("status"))
@@ -105,7 +105,7 @@ class CheckpointAdmin(SessionChildAdmin):
 
 
 def without_secrets(envelope: Any) -> Any:
-    """Return the rest of a state without its tracing context, which other shapes may hold anywhere."""
+    """Return the rest of a state without its tracing context, which other shapes may hold in any place."""
     if not isinstance(envelope, dict):
         return hide_secrets(envelope)
     if "tracing_context" not in envelope:
@@ -114,7 +114,7 @@ def without_secrets(envelope: Any) -> Any:
 
 
 def claim_of(snapshot: Checkpoint) -> SafeString:
-    """Return a text that shows if a snapshot is free, claimed (by whom and until when) or resumed."""
+    """Return a text that shows whether a snapshot is free, claimed (by whom and until when) or resumed."""
     if snapshot.claim_done_at is not None:
         status, words, when = "resumed", "{when}", snapshot.claim_done_at
     elif snapshot.claim_expires_at is None:

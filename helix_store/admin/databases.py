@@ -1,4 +1,4 @@
-"""An admin site for each database of the app, so that every link stays within its site."""
+"""An admin site for each of the app's databases, so that every link stays within its site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A JSON document as a foldable tree, either bounded or whole, and a search in it."""
+"""A JSON document as a foldable tree, shown partly or as a whole, and a search in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATH: Final = 300
 _CHANGES: Final = 200
 _VALUE: Final = 600
 _OPEN: Final = 40
-"""The number of nodes up to which a document is shown unfolded."""
+"""The largest number of nodes that a document may have to be shown unfolded."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ def short(value: Any, limit: float = _TEXT) -> str:
 
 
 def difference(changes: Iterable[Change]) -> dict[str, Any]:
-    """Return the first changes between two documents for the template of a difference."""
+    """Return the first changes between two documents for the template that shows a difference."""
     found = list(islice(changes, _CHANGES + 1))
     return {
         "has_more": len(found) > _CHANGES,
@@ -150,7 +150,7 @@ def matches(value: Any, term: str) -> Iterator[tuple[str, str]]:
 
 
 def _searched(key: Any, node: Any) -> Iterator[str]:
-    """Yield the texts of a place that a search looks at."""
+    """Yield the texts at a place that a search examines."""
     if isinstance(key, str):
         yield key
     if isinstance(node, str):

@@ -19,7 +19,7 @@ NOTHING: Final = "-"
 HIDDEN: Final = "[hidden]"
 
 JSON_LIMIT: Final = 20_000
-"""The number of characters of a document that a page shows."""
+"""The maximum number of characters of a document that a page shows."""
 
 _OPEN_UP_TO: Final = 600
 _SHORT_ID: Final = 24
@@ -72,19 +72,19 @@ def link(url: str, label: str) -> SafeString:
 
 
 def identifier(text: str) -> SafeString:
-    """Return an id, which may be long, for a narrow column."""
+    """Return an id, which may be long, in a form for a narrow column."""
     return format_html('<span class="helix-id">{}</span>', printable(text))
 
 
 def short_id(text: str) -> SafeString:
-    """Return both ends of an id on a line of their own, with the whole id as a tooltip."""
+    """Return both ends of an id, each on its own line, with the whole id as a tooltip."""
     shown = printable(text)
     short = shown if len(shown) <= _SHORT_ID else f"{shown[:8]}…{shown[-8:]}"
     return format_html('<span class="helix-under helix-short-id" title="{}">{}</span>', shown, short)
 
 
 def narrow(text: str) -> SafeString:
-    """Return a text that may break at any character, so that its column stays narrow."""
+    """Return a text that may break at any character, which keeps its column narrow."""
     return format_html('<span class="helix-narrow">{}</span>', printable(text))
 
 
@@ -160,9 +160,9 @@ def one_line(text: str, limit: int) -> str:
 
 
 def hide_secrets(tracing: Any) -> Any:
-    """Return a tracing context that only shows the values that identify a trace.
+    """Return a tracing context with only the values that identify a trace.
 
-    Vendors store keys and headers under various names, so a list of secret names would not be complete.
+    Vendors store keys and headers under various names, so a list of secret names could never be complete.
     """
     if isinstance(tracing, dict):
         return {

@@ -59,9 +59,9 @@ class TenantFilter(SimpleListFilter):
     title = _("tenant")
     parameter_name = "tenant"
     _keeps_order = {"p", "e", "order", "expiry", "q", "tag"}
-    """Parameters of a list that needs no tenants, because it is read in index order or by keys."""
+    """Parameters of a list that does not need the tenants, because it is read in index order or by keys."""
     _is_small = {"waiting"}
-    """Parameters with an index of few rows, which may be read for all tenants."""
+    """Parameters that have an index with few rows, which may be read for all tenants."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         self._tenants = known_tenants(model_admin.model, model_admin.get_queryset(request).db)
@@ -104,7 +104,7 @@ class TenantFilter(SimpleListFilter):
 
 
 class EntryTenantFilter(TenantFilter):
-    """A tenant filter whose name is not a column of the list, which would allow it as a lookup."""
+    """A tenant filter whose name is not a column of the list: Django would allow a column as a lookup."""
 
     parameter_name = "of_tenant"
 
@@ -152,7 +152,7 @@ class NamedChoicesFilter(ChoicesFieldListFilter):
 
 
 class SessionStatusFilter(NamedChoicesFilter):
-    """A filter that explains ``running``: only applications set it, and runs leave a session ``active``."""
+    """A filter that explains ``running``: only applications set it, while runs leave a session ``active``."""
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         running = name_of_status(SessionStatus.RUNNING)
@@ -191,7 +191,7 @@ class ExpiryFilter(ChoiceFilter):
         else:
             soon = now + timedelta(days=1)
             found = sessions.non_terminal().filter(expires_at__gt=now, expires_at__lte=soon)
-        # This takes two statements, because in one PostgreSQL walks all sessions in the order of the list.
+        # This takes two statements, because with one, PostgreSQL walks all sessions in the order of the list.
         keys = found.order_by("expires_at", "pk").values_list("pk", flat=True)[:_MOST_EXPIRIES]
         matching: QuerySet[Any] = queryset.filter(pk__in=list(keys))
         return matching
@@ -231,7 +231,7 @@ class TagFilter(SimpleListFilter):
 
 
 def _text_choice(text_filter: Any, changelist: Any) -> Iterator[Any]:
-    """Yield the context for the template of a text field: the value, and the address's other parameters."""
+    """Yield the context of the template for a text field: the value, and the other parameters of the URL."""
     parameter = text_filter.parameter_name
     others = {name: values for name, values in changelist.get_filters_params().items() if name != parameter}
     if changelist.query:

@@ -1,6 +1,6 @@
 """The labels of columns, and the names of statuses and other choices, in the reader's language.
 
-The labels are not the ``verbose_name`` of the fields, because each change of those would need a migration.
+The labels are not the ``verbose_name`` of the fields, because each change to those would need a migration.
 """
 
 from __future__ import annotations

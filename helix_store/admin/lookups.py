@@ -1,8 +1,8 @@
-"""The lookups that the address of a list may request.
+"""The lookups that the address of a list may contain.
 
-Django answers every lookup on a model's own columns. A lookup on a hidden column reveals whether its text
-contains a letter, and a regular expression can keep the database busy for minutes. So a list only answers the
-lookups of its filters and links, each with one value that the column can hold.
+Django answers every lookup on a model's own columns. A lookup on a hidden column would reveal whether its
+text contains a letter, and a regular expression could keep the database busy for minutes. A list therefore
+answers only the lookups of its filters and links, each with one value that the column can hold.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _BY_OTHER_INDEXES: Final = frozenset({"q", "expiry", "tag", "waiting"})
 """Parameters whose rows are found by keys, or by an index that does not begin with the tenant."""
 
 _LONGEST_SEARCH: Final = 1_000
-"""The longest search, in characters. SQLite refuses a pattern of more than 50,000 bytes."""
+"""The maximum length of a search, in characters. SQLite refuses a pattern of more than 50,000 bytes."""
 
 
 class OrderedChangeList(ChangeList):
-    """A list that ignores a requested order, because only the order of its admin has an index.
+    """A list that ignores any requested order, because only the order of its admin has an index.
 
     That index begins with the tenant. The rows of several tenants are merged by the rest of the order.
     """
@@ -60,7 +60,7 @@ class OrderedChangeList(ChangeList):
         is_by_time = tenant.endswith("tenant") and order[0].removeprefix("-") in _TIMES
         if tenants is None or not is_by_time:
             return self.result_list
-        # Other indexes only find a few rows, so the database can sort them.
+        # Other indexes find only a few rows, so the database can sort them.
         shows_all = self.show_all and self.can_show_all
         start = (self.page_num - 1) * self.list_per_page
         stop = start + self.list_per_page
@@ -72,7 +72,7 @@ class OrderedChangeList(ChangeList):
 
 
 def fields_of(model: type[Model], lookup: str) -> list[Field[Any, Any]]:
-    """Return the relations that a lookup follows and then its column, or nothing for an unknown name."""
+    """Return the relations that a lookup follows, then its column; an unknown name returns an empty list."""
     fields: list[Field[Any, Any]] = []
     for name in lookup.removesuffix(EXACT).split(LOOKUP_SEP):
         try:

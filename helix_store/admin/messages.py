@@ -1,4 +1,4 @@
-"""The admin of messages, and of items in lanes: the list with the start of each, and the page of one."""
+"""The admin of messages and of items in lanes: a list with the start of each, and a page for each."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ class Button(NamedTuple):
 
 
 class OperatedAdmin(ReadOnlyAdmin):
-    """An admin with addresses for the operations on a row and on the table, and for related lists.
+    """An admin with addresses for operations on a row and on the whole table, and for related lists.
 
-    The user needs the permission to view the page and the permission of the operation. The list shows, above
+    The user needs permission to view the page and permission for the operation. The list shows, above
     its rows, the operations that the user may run on the table.
     """
 
@@ -58,7 +58,7 @@ class OperatedAdmin(ReadOnlyAdmin):
     table_operations: ClassVar[Sequence[Action]] = ()
 
     side_lists: ClassVar[Mapping[str, type[OperatedAdmin]]] = {}
-    """Lists of some of the table's rows, with their own columns, by the last part of their address."""
+    """Lists of some of the table's rows, with their own columns, keyed by the last part of their address."""
 
     heading: ClassVar[Any] = ""
     """The title of a side list."""
@@ -81,7 +81,7 @@ class OperatedAdmin(ReadOnlyAdmin):
         ]
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
-        # The operations use the stores of the project, regardless of the database that this site shows.
+        # The operations use the project's stores, regardless of the database that this site shows.
         has_database = hasattr(self.admin_site, "database")
         return {
             **super().list_context(request),
@@ -141,7 +141,7 @@ class OperatedAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(self._next(request, row))
 
     def _next(self, request: HttpRequest, row: Any) -> str:
-        """Return the address to continue at: the page that asked, the row, or the list."""
+        """Return the address to continue at: the page that asked, the row's page, or the list."""
         given = request.POST.get(NEXT, "")
         if given and url_has_allowed_host_and_scheme(given, {request.get_host()}, request.is_secure()):
             return given
@@ -165,7 +165,7 @@ class OperatedAdmin(ReadOnlyAdmin):
         return self._confirmation_page(request, operation, form, rows, hidden, back, changes)
 
     def selected_rows(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any] | None:
-        """Return the rows that a list action is for, or tell the user that they are too many."""
+        """Return the rows that a list action applies to, or tell the user that there are too many."""
         rows = list(queryset[: _ROWS_AT_ONCE + 1])
         if len(rows) <= _ROWS_AT_ONCE:
             return rows
@@ -192,7 +192,7 @@ class OperatedAdmin(ReadOnlyAdmin):
         back: str,
         changes: Sequence[Change] = (),
     ) -> HttpResponse:
-        """Return the form of an operation, with its effect and the rows that it changes."""
+        """Return the form of an operation, with its effect and the rows that it would change."""
         context = {
             "title": operation.label,
             "operation": operation,
@@ -221,7 +221,7 @@ def run(
 def log(
     request: HttpRequest, model: type[Model], key: Any, title: Any, message: Any, *, flag: int = CHANGE
 ) -> None:
-    """Add an entry to the admin's log, in the language of the source."""
+    """Add an entry to the admin's log, in the language of the source code."""
     with translation.override(None):
         LogEntry.objects.create(
             user_id=cast("int", request.user.pk),
@@ -234,7 +234,7 @@ def log(
 
 
 def _named_by(request: HttpRequest, operation: Action) -> dict[str, Any]:
-    """Return the address's values for the hidden fields, which identify the operation's subject.
+    """Return the values in the address for the hidden fields, which identify the subject of the operation.
 
     The user fills in the other fields. A link must not fill them in.
     """
@@ -245,17 +245,17 @@ def _named_by(request: HttpRequest, operation: Action) -> dict[str, Any]:
 
 
 def _named_in(form: forms.Form) -> list[str]:
-    """Return the values of the hidden fields, so that the page names the subject of its question."""
+    """Return the values of the hidden fields, so that the page can name the subject in its question."""
     not_named = getattr(form, "not_named", ())
     fields = (field for field in form.hidden_fields() if field.name not in not_named)
     return [printable(str(value)) for field in fields if (value := field.value())]
 
 
 def list_action(operation: Action) -> Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]:
-    """Return a list action, for ``actions`` of an `OperatedAdmin` of the operation's model.
+    """Return a list action for the ``actions`` of an `OperatedAdmin` of the operation's model.
 
     It runs the operation on up to 200 selected rows, each in its own transaction. If the operation is
-    destructive, a page asks first, and keeps the guards of the rows that it shows.
+    destructive, a page asks for confirmation first, and keeps the guards of the rows that it shows.
     """
 
     @admin.action(description=operation.label, permissions=[f"operate_{operation.permission}"])
@@ -292,5 +292,5 @@ def list_action(operation: Action) -> Callable[[Any, HttpRequest, QuerySet[Any]]
 
 
 def _expected_of(row: Any) -> str:
-    """Return the name of the form field that contains the guard of a row."""
+    """Return the name of the form field that holds the guard of a row."""
     return f"{EXPECTED}-{row.pk}"

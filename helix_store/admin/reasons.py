@@ -1,4 +1,4 @@
-"""The reason why a session failed or waits, as one line, and the sessions that wait for a person."""
+"""The reason why a session failed or is waiting, on one line, and the sessions that wait for a person."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helix_store.sessions.tool_calls import ToolCalls
 REASON_LENGTH: Final = 60
 
 _LONGEST_CALLS: Final = 200_000
-"""The number of characters of pending tool calls that a list reads."""
+"""The maximum number of characters of pending tool calls that a list reads."""
 
 _MOST_ANSWERED: Final = 1_000
 _READ_AT_ONCE: Final = 50
@@ -29,8 +29,8 @@ _READ_AT_ONCE: Final = 50
 def waiting_for_person(sessions: Any) -> QuerySet[Any]:
     """Return the sessions that have an open call.
 
-    If all calls of a session are answered, it stays suspended until the application resumes it, and it needs
-    nobody. At most 1,000 such sessions are excluded. Ambiguous sessions are read to decide.
+    A session whose calls are all answered stays suspended until the application resumes it, but no longer
+    needs a person. At most 1,000 such sessions are excluded. Ambiguous sessions are read to decide.
     """
     waiting = sessions.waiting_for_person().exclude(
         pending_client_tool_calls__isnull=True, completed_client_tool_calls__isnull=False
@@ -85,7 +85,7 @@ def _tools_in(pending: str | None) -> list[str] | None:
 
 
 def reason_of(session: Any) -> str:
-    """Return the reason, from the session's columns, `read_open_tools` and ``failure_start``."""
+    """Return the reason from the session's columns, the result of `read_open_tools` and ``failure_start``."""
     if session.status == "failed":
         return one_line(session.failure_start or "", REASON_LENGTH)
     if session.status in TERMINAL_STATUSES or session.suspension_kind is None:

@@ -1,6 +1,6 @@
-"""The search of the list of sessions: by words of titles, users, tags and ids.
+"""The search in the list of sessions: by words of titles, users, tags and ids.
 
-An index finds the ids and users that begin with the search term. Words are looked up in every session if the
+An index finds ids and users that begin with the search term. Words are looked up in every session if the
 index of `helix_store.contrib.session_search` exists, and otherwise only in the newest sessions.
 """
 
@@ -19,10 +19,10 @@ from helix_store.models import Session
 from helix_store.sessions.words import HAS_INDEX, Contains
 
 NEWEST_SEARCHED: Final = 100_000
-"""The number of newest sessions in which words are looked up if there is no index."""
+"""The number of newest sessions in which words are searched if there is no index."""
 
 MOST_FOUND: Final = 500
-"""The most sessions that a search returns for each way of finding them."""
+"""The maximum number of sessions that a search returns for each way of finding them."""
 
 _MOST_WORDS: Final = 8
 _LAST_CHARACTER: Final = "\U0010ffff"
@@ -62,7 +62,7 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
 
 
 def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
-    """Return the sessions with a tag. PostgreSQL uses the index of tags; SQLite only looks at the newest."""
+    """Return the sessions with a tag. PostgreSQL uses the index of tags; SQLite only searches the newest."""
     if not Database(sessions.db, "").is_postgresql:
         sessions, _is_bounded = newest_rows(sessions, NEWEST_SEARCHED)
     return sessions.filter(has_tag(tag))

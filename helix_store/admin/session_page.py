@@ -70,9 +70,9 @@ class SessionPage(OperatedAdmin):
     def _confirmation(
         self, request: HttpRequest, operation: Action, row: Any, form: forms.Form
     ) -> HttpResponse:
-        """Show the form of an answer next to its call, where the input can be read, not on a separate page.
+        """Show an answer's form next to its call, where the input can be read, and not on a separate page.
 
-        A changed input has a page of its own, which shows the difference.
+        A changed input has its own page, which shows the difference.
         """
         if operation is not ANSWER or "edit" in form.fields:
             return super()._confirmation(request, operation, row, form)
@@ -95,7 +95,7 @@ class SessionPage(OperatedAdmin):
 
 
 def _content(section: Section, view: SessionView) -> dict[str, Any]:
-    """Return a section's context, or why it is unreadable: a damaged section must not hide the others."""
+    """Return a section's context, or why it is unreadable, so a damaged section cannot hide the others."""
     try:
         return {"section": section.context(view), "section_problem": ""}
     except HelixStoreError as error:

@@ -1,4 +1,4 @@
-"""The top of the session page: what the session is, why it waits or failed, and what it costs."""
+"""The top of the session page: what the session is, why it is waiting or has failed, and what it costs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOOL: Final = 60
 
 
 def summary(view: SessionView) -> dict[str, Any]:
-    """Return the context for the top of the page: bounded texts, read in a constant number of queries."""
+    """Return the context for the top of the page: shortened texts, read in a constant number of queries."""
     session = view.session
     view.read("title", "failure_reason", "pending_client_tool_calls", "suspended_awaiting_children")
     run = _newest_run(view) if view.may_view(Run) else None
@@ -105,7 +105,7 @@ def _facts(view: SessionView, run: dict[str, Any] | None) -> Any:
 
 
 def _message_count(view: SessionView) -> int:
-    """Return the number of messages: the store's own messages, or else an adapter's."""
+    """Return the number of messages: of the store's own, or if there are none, of an adapter's."""
     key, count = view.session.pk, view.session.message_count
     found = {} if count else outlines(view.db, [key], view.may_view)
     return found[key][1].count if key in found else count

@@ -55,8 +55,8 @@ class SessionTable(OperatedAdmin):
         request.found = found  # type: ignore[attr-defined]  # for `list_notes`
         if found.keys is None:
             return queryset, False
-        # Omit the conditions, which these sessions meet anyway: with them, SQLite would search a tenant's
-        # index.
+        # Omit the conditions, because these sessions meet them anyway: with them, SQLite would search a
+        # tenant's index.
         sessions = self.get_queryset(request).annotate(**self.list_texts).filter(pk__in=found.keys)
         return sessions.order_by(*queryset.query.order_by), False
 

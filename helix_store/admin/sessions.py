@@ -39,7 +39,7 @@ _LAST_LENGTH: Final = 80
 
 
 class InterruptMany(Interrupt):
-    """An interrupt that asks first, because one click must not stop fifty agents."""
+    """An interrupt that asks for confirmation first, because one click must not stop fifty agents."""
 
     is_destructive = True
     warning = _("The agents of these sessions stop at their next step, and can continue.")
@@ -75,7 +75,7 @@ class SessionAdmin(SessionPage, SessionTable):
     user = column("user_id", _("user"), narrow)
 
     def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
-        """Set what each session waits for and has spent."""
+        """Set the reason for each session's wait, and the amount that it has spent."""
         read_open_tools(rows)
         found = outlined(rows, self.alias, partial(self.may_view, request))
         for session in rows:

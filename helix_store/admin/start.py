@@ -1,6 +1,6 @@
 """The start page: waiting, running and failed sessions, overdue posts, costs, and the oldest held lock.
 
-Each tile shows a few rows and links to the full list. Users only see tiles of models that they may view.
+Each tile shows a few rows and links to the full list. Users only see the tiles of models that they may view.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from helix_store.usage.reports import usage_report
 
 _ROWS_SHOWN: Final = 5
 NEWEST_LOCKS: Final = 10_000
-"""The number of lock rows that are searched for the oldest held one."""
+"""The number of lock rows in which the oldest held lock is searched."""
 
 NEWEST_RUNS: Final = 1_000
-"""The number of runs that are searched for failures of today."""
+"""The number of runs among which today's failures are searched."""
 
 _PATIENCE: Final = timedelta(minutes=5)
 _MOST_COUNTED: Final = 1_000
@@ -52,7 +52,7 @@ _NEWEST_FIRST: Final = ("-updated_at", "-session_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """A tile. ``figure`` is its headline, and ``rows`` are pairs of a text with a link and a note."""
+    """A tile. ``figure`` is the headline, and ``rows`` are pairs of a text with a link and a note."""
 
     title: Any
     figure: Any
@@ -237,7 +237,7 @@ def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
 
 
 def oldest_held_lock(using: str | None = None) -> Lock | None:
-    """Return the lock held the longest, among the newest rows and the locks of running sessions.
+    """Return the lock held for the longest time, among the newest rows and the locks of running sessions.
 
     No index covers held locks, because every acquisition and every release would have to write to it.
     """
@@ -250,7 +250,7 @@ def oldest_held_lock(using: str | None = None) -> Lock | None:
         running = list(runs.values_list("session_id", flat=True)[:_MOST_COUNTED])
         of_runs = Session.objects.using(using).filter(pk__in=running)
         sessions = list(of_runs.values_list("tenant", "session_id"))
-        # A tenant and a name from different sessions may match an unrelated held lock, which is harmless.
+        # A tenant and a name from different sessions may match an unrelated held lock; this does no harm.
         tenants, names = ({each[place] for each in sessions} for place in (0, 1))
         found.append(held.filter(tenant__in=tenants, name__in=names).first())
     locks = [lock for lock in found if lock is not None and lock.acquired_at is not None]

@@ -1,4 +1,4 @@
-"""The tenants of a table. Nearly every index begins with the tenant, so other filters scan the table."""
+"""The tenants of a table. Nearly every index begins with it, so other filters scan the table."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from helix_store.engine.expressions import all_tenants, tenant_parameter
 from helix_store.engine.statement import Statement, table
 
 MOST_TENANTS: Final = 200
-"""The most tenants that are listed. With more, a filter without a tenant only covers the newest rows."""
+"""The maximum number of listed tenants. With more, a filter without a tenant only covers the newest rows."""
 
 NEWEST_FILTERED: Final = 100_000
-"""The number of rows that a filter covers if there are too many tenants to look at each one."""
+"""The number of rows that a filter covers if there are too many tenants to search each of them."""
 
 
 @lru_cache
@@ -25,7 +25,7 @@ def _tenants(model: type[Model]) -> Statement:
 
 
 def known_tenants(model: type[Model], using: str) -> list[str]:
-    """Return the tenants of a table in order: up to one more than `MOST_TENANTS`.
+    """Return the tenants of a table in order, at most one more than `MOST_TENANTS`.
 
     This takes one statement.
     """
@@ -33,7 +33,7 @@ def known_tenants(model: type[Model], using: str) -> list[str]:
 
 
 def of_tenants(queryset: QuerySet[Any], tenants: list[str]) -> QuerySet[Any]:
-    """Return the rows in a form that uses the indexes by tenant, or the newest rows for too many tenants."""
+    """Return the rows in a form that uses the indexes by tenant; the newest rows if there are too many."""
     if len(tenants) > MOST_TENANTS:
         return newest_rows(queryset, NEWEST_FILTERED)[0]
     if len(tenants) == 1:
@@ -50,7 +50,7 @@ def newest_rows(queryset: QuerySet[Any], count: int) -> tuple[QuerySet[Any], boo
 def keys_in_order(
     rows: QuerySet[Any], tenants: Sequence[str], order: Sequence[str], *, start: int, stop: int
 ) -> list[Any]:
-    """Return the keys of the rows of these tenants from ``start`` to ``stop`` in an order, such as by time.
+    """Return the keys of these tenants' rows from ``start`` to ``stop`` in an order, such as by time.
 
     This takes one statement: the database merges the tenants' rows, each in the order of an index that begins
     with the tenant.

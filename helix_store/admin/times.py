@@ -1,4 +1,4 @@
-"""Times on pages: exact to the second with their zone, relative to now, and durations."""
+"""Times on pages: exact to the second with their time zone, or relative to now, and durations."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ _UNITS: Final[tuple[tuple[int, Any, Any], ...]] = (
         ngettext_lazy("in %(count)d second", "in %(count)d seconds", "count"),
     ),
 )
-"""A unit in seconds, and the phrases for a number of them in the past and in the future."""
+"""A unit in seconds, and the phrases for a number of such units in the past and in the future."""
 
 
 def format_time(value: datetime) -> str:
-    """Return a local time to the second with the name of its zone."""
-    with suppress(OverflowError):  # East of UTC, the end of the year 9999 has no local time.
+    """Return a local time to the second with the name of its time zone."""
+    with suppress(OverflowError):  # Some times at the end of the year 9999 have no local time east of UTC.
         value = timezone.localtime(value)
     # Translators: a time with its zone, in the format of Django's filter "date".
     return str(formats.date_format(value, gettext("j M Y, H:i:s T")))
 
 
 def distance(value: datetime | None) -> SafeString | str:
-    """Return a time relative to now, with the exact time as a tooltip; nothing without a time."""
+    """Return a time relative to now, with the exact time as a tooltip, or an empty text for no time."""
     return "" if value is None else _time(value, _distance(value), format_time(value))
 
 
 def stamp(value: datetime | None) -> SafeString | str:
-    """Return the exact time, with its distance from now as a tooltip; nothing without a time."""
+    """Return the exact time, with its distance from now as a tooltip, or an empty text for no time."""
     return "" if value is None else _time(value, format_time(value), _distance(value))
 
 
 def clock(value: datetime) -> SafeString:
-    """Return the time of day to the second, for rows of one day, with the exact time as a tooltip."""
+    """Return the time of day to the second, with the exact time as a tooltip, for rows of a single day."""
     local = value
     with suppress(OverflowError):
         local = timezone.localtime(value)

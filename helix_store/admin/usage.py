@@ -90,7 +90,7 @@ class UsageEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("session page"))
     def of_session(self, entry: UsageEntry) -> SafeString | str:
-        # This needs no lookup: the key refers to a session, or is null after the session is deleted.
+        # This needs no lookup: the key refers to a session, or is null if the session has been deleted.
         if entry.session_id is None:
             return NOTHING
         return link(self.page_url(Session, entry.session_id), gettext("open"))

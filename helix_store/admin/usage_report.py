@@ -1,4 +1,4 @@
-"""The usage page: a period's totals by day, model, agent type and user, as charts, tables and CSV."""
+"""The usage page: the totals of a period by day, model, agent type and user, as charts, tables and CSV."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class PeriodForm(forms.Form):
 
 
 def report_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Return the page. It takes four statements, one for each grouping, over the entries of the period."""
+    """Return the page. It takes four statements, one for each grouping of the period's entries."""
     form = _form_of(page, request)
     context = {
         "title": _("Usage"),
@@ -184,7 +184,7 @@ def _name_of(group: UsageGroup) -> str:
 
 
 def _chart(report: UsageReport, given: Mapping[str, Any], in_dollars: bool) -> SafeString:
-    """Return a column for each day of the period, with or without usage."""
+    """Return a column for each day of the period, whether or not it has usage."""
     found = {group.group: group for group in report.groups}
     drawn = []
     for days in range((given["until"] - given["since"]).days + 1):
@@ -198,7 +198,7 @@ def _chart(report: UsageReport, given: Mapping[str, Any], in_dollars: bool) -> S
 
 
 class _Line:
-    """A file for the CSV writer that returns each line as it is written."""
+    """A file for the CSV writer whose `write` returns each line."""
 
     def write(self, text: str) -> str:
         return text

@@ -1,6 +1,6 @@
 """Reports: the data that an interface shows about a session, read once and rendered as HTML, text or JSON.
 
-This is also the public path of reports across tenants for operators.
+This is also the public path of operators' reports across tenants.
 """
 
 from helix_store.reports.item_conversations import ItemConversation, Said

@@ -21,14 +21,14 @@ from helix_store.models import Budget
 
 MOST_COUNTERS: Final = sql.MOST_COUNTERS
 _COLUMNS: Final = 12
-"""The columns of `standing_of`; a statement's own columns follow."""
+"""The columns of `standing_of`, followed by those of a statement itself."""
 _STOPPED: Final = "budget:"
 _BUDGETS_AT_ONCE: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitReport:
-    """One limit of a budget, in dollars or tokens."""
+    """One limit of a budget, in dollars or in tokens."""
 
     unit: Literal["usd", "tokens"]
     limit: Decimal | int
@@ -92,7 +92,7 @@ def reports_of_session(db: Database, spender: Spender) -> list[BudgetReport]:
 
 
 def reports_of_budgets(rows: Sequence[Budget], *, using: str) -> dict[int, BudgetReport]:
-    """Return the report of each budget by its key, except budgets that cannot be read. One statement."""
+    """Return the report of each budget by its key, except for budgets that cannot be read. One statement."""
     if not rows:
         return {}
     db, tenants = Database(using, ""), {row.pk: row.tenant for row in rows}
@@ -118,10 +118,10 @@ def all_reports(*, using: str, tenant: str | None) -> Iterator[BudgetReport]:
 
 
 def reports_of_values(budget: Budget, *, using: str, first: int, limit: int) -> list[BudgetReport]:
-    """Return a page of the values of a budget per value, the highest first. One statement.
+    """Return a page of the values of a budget that applies to each value, the highest first. One statement.
 
-    An index finds the values of the current period, which are then sorted: each step would have to write to
-    an index of the amounts spent.
+    An index finds the values of the current period, which are then sorted, because each step would have to
+    write to an index of the amounts spent.
     """
     parameters = {"key": budget.pk, "limit": limit, "offset": first}
     rows = Database(using, "").read(sql.STANDINGS_OF_VALUES, parameters)
@@ -129,7 +129,7 @@ def reports_of_values(budget: Budget, *, using: str, first: int, limit: int) -> 
 
 
 def budget_that_stopped(completion_reason: str | None) -> str | None:
-    """Return the name of the budget that ended a run, by the reason of the run."""
+    """Return the name of the budget that ended a run, from the run's completion reason."""
     if completion_reason is None or not completion_reason.startswith(_STOPPED):
         return None
     return completion_reason.removeprefix(_STOPPED)

@@ -15,7 +15,7 @@ _MISSING: Final = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A difference. ``before`` is absent if the value was added, ``after`` if it was removed."""
+    """A difference. ``before`` is missing if the value was added, ``after`` if it was removed."""
 
     op: Literal["add", "remove", "replace"]
     path: str
@@ -35,14 +35,14 @@ def comparable(state: SessionState) -> dict[str, Any]:
 
 
 def shown_state(state: SessionState) -> dict[str, Any]:
-    """Return a comparable state without its tracing context, which may contain keys of vendors."""
+    """Return a comparable state without its tracing context, which may contain vendors' keys."""
     return {name: value for name, value in comparable(state).items() if name != "tracing_context"}
 
 
 def changes_between(before: Any, after: Any, path: str = "") -> Iterator[Change]:
     """Yield the changes that lead from one JSON value to the other, in document order.
 
-    Array items are compared by position, after the equal items at the start and at the end have been skipped.
+    Array items are compared by position, after equal items at the start and at the end have been skipped.
     """
     if type(before) is dict and type(after) is dict:
         for key in [*before, *(key for key in after if key not in before)]:

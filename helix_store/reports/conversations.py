@@ -25,7 +25,7 @@ _PLACE: Final = ("tenant", "session_id", "pk")
 def conversations_of(
     db: Database, keys: Collection[int], may_view: Callable[[type[Model]], bool] = lambda _model: True
 ) -> list[Conversation]:
-    """Return the conversations that sessions with these keys may have. One statement in any case.
+    """Return the conversations that the sessions with these keys may have. One statement in any case.
 
     Adapters without rows for these sessions, or whose rows the user may not view, are left out.
     """
@@ -53,7 +53,7 @@ def outlines(
 def outlined(
     sessions: Collection[Session], alias: str, may_view: Callable[[type[Model]], bool]
 ) -> dict[int, Outline]:
-    """Return the outlines of all these sessions: of the store's own messages, or else of an adapter's.
+    """Return the outlines of all these sessions: of the store's own messages, or otherwise of an adapter's.
 
     The number of statements does not depend on the number of sessions.
     """
@@ -109,7 +109,7 @@ def stored_message(
 
 
 def line_of(parts: Iterable[Part]) -> str:
-    """Return the content of a message as one text without line breaks, including calls, results and files."""
+    """Return the content of a message as one line of text, including calls, results and files."""
     return " ".join(" ".join(_words(part)) for part in parts)
 
 

@@ -23,7 +23,7 @@ _MOST_COUNTED: Final = 1_000
 _MOST_THREADS: Final = 50
 _LAST_CHARACTER: Final = "\U0010ffff"
 _SOURCE: Final = 12_000
-"""The number of characters of a message that a page reads; the page of its item shows all of it."""
+"""The maximum number of characters of a message that a page reads; the page of its item shows all of it."""
 
 _ITEM: Final = table(Item)
 
@@ -41,11 +41,11 @@ class Said(NamedTuple):
 class ItemConversation:
     """The conversation of an adapter that keeps its messages as items.
 
-    ``says`` reads the payload of an item, in which long texts may be cut off. It must not raise an error, and
-    returns ``None`` for an item that it cannot read. ``lane`` is the lane of the main conversation, and all
-    other lanes of the session are its other threads; if it ends with ``/``, all lanes that begin with it are
-    threads, and the first one is the main one. ``of`` is a table with a row for each session of the adapter:
-    pass it if other adapters may use a lane of that name.
+    ``says`` reads the payload of an item, in which long texts may have been cut off. It must not raise an
+    error; it returns ``None`` for an item that it cannot read. ``lane`` is the lane of the main conversation,
+    and all other lanes of the session are its other threads; if it ends with ``/``, all lanes that begin with
+    it are threads, and the first of them is the main one. ``of`` is a table with one row for each session of
+    the adapter: pass it if other adapters may use a lane of the same name.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ItemConversation:
         items = items.filter(lane=shown)
         total = items.count()
         start = max(1, total - limit + 1) if first is None else first
-        # Read from the end, where most pages are.
+        # Read from the end, where most requested pages are.
         skipped = max(0, total - (start + limit - 1))
         taken = max(0, min(limit, total - start + 1))
         columns = ("pk", "created_at", payload_start(_SOURCE))
@@ -105,7 +105,7 @@ class ItemConversation:
 
     @property
     def _main(self) -> tuple[str, str]:
-        """The first and the last name of a lane that can be the main one."""
+        """The first and the last lane name, in order, that the main lane can have."""
         return self.lane, f"{self.lane}{_LAST_CHARACTER}" if self._has_prefix else self.lane
 
     def _message(self, number: int, pk: int, at: datetime, start: str, limit: int) -> ConversationMessage:

@@ -22,8 +22,8 @@ def conversation_as_markdown(store: DatabaseStateStore, session_id: str) -> Iter
     """Yield a session's messages as blocks of Markdown: the store's own messages, then the messages of each
     adapter.
 
-    An adapter's threads follow each other. Messages are read in pages, and an unreadable message of an
-    adapter is named. Raises `SessionNotFound`, and `IntegrityFault` for an unreadable message of the store.
+    An adapter's threads follow each other. Messages are read in pages; if an adapter's message is unreadable,
+    the text says so. Raises `SessionNotFound`, and `IntegrityFault` for an unreadable message of the store.
     """
     db = Database(store.alias, store.tenant)
     state = store.load_state(session_id)
@@ -88,7 +88,7 @@ def _block(part: Part) -> str:
 
 
 def _line(text: str) -> str:
-    """Return a name in one line, so that it cannot begin another block."""
+    """Return a name on one line, so that it cannot begin another block."""
     return " ".join(text.split())
 
 

@@ -1,8 +1,8 @@
-"""Reading of free text and JSON columns, whole or from their start, so that one damaged text does not break a
-whole page.
+"""Reading of free text and JSON columns, as a whole or only from the start, so that one damaged text does not
+break a whole page.
 
-SQLite stores any bytes as text, and a statement fails if it fetches text that is not valid UTF-8. So pages
-fetch a row without these columns, and then the columns as bytes. The columns may also be long.
+SQLite stores any bytes as text, and a statement fails if it fetches text that is not valid UTF-8. Pages
+therefore fetch a row without these columns, and then the columns as bytes. The columns may also be long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from helix_store.sessions.deltas import apply_deltas
 _UNREADABLE: Final = ""
 """The replacement for text that is not valid UTF-8.
 
-No payload is empty, so an empty one is also unreadable.
+Stored payloads are never empty, so an empty one is also unreadable.
 """
 
 _SUFFIX: Final = "_text"
@@ -34,7 +34,7 @@ _STRING_MEMBER: Final = re.compile(r'"(type|message)":\s*"((?:[^"\\]|\\.)*)')
 _write_in_pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode
 
 PREVIEW_SOURCE: Final = 1_500
-"""The number of characters of the stored text that are read for a preview."""
+"""The maximum number of characters of the stored text that are read for a preview."""
 
 _DEEPEST: Final = 8
 """The levels of a message that was cut off that are read; below them, its text is shown as it is stored."""
@@ -77,7 +77,7 @@ class FreeText(PayloadText):
 
 
 def start_of(column: str, limit: int) -> FreeText:
-    """Return the start of a text: the characters that `one_line` reads for a line of ``limit``, plus one."""
+    """Return the start of a text: one character more than `one_line` reads for a line of ``limit``."""
     return FreeText(Substr(column, 1, 4 * limit + 1))
 
 
@@ -101,7 +101,7 @@ def _unescaped(text: str) -> str:
     try:
         return str(json.loads(f'"{text}"'))
     except ValueError:
-        # The start of the text ends within an escape.
+        # The start of the text ends inside an escape.
         return text
 
 
@@ -112,7 +112,7 @@ def without_payloads(queryset: QuerySet[Any], *, session: bool = False) -> Query
 
 
 def with_payloads(queryset: QuerySet[Any]) -> QuerySet[Any]:
-    """Return rows with their free text and JSON, so that `payload_of` needs no query."""
+    """Return rows with their free text and JSON, so that `payload_of` needs no further query."""
     rows: QuerySet[Any] = without_payloads(queryset).annotate(**_texts(queryset.model))
     return rows
 
@@ -129,7 +129,7 @@ def payload_of(row: Any, column: str) -> str | None:
 def json_start(value: Any, limit: float) -> tuple[str, bool]:
     """Return the first ``limit`` characters of a value as indented JSON, and whether there are more.
 
-    The rest is not serialized. Raise ``RecursionError`` if a value is nested deeper than Python's stack.
+    The rest is never serialized. Raise ``RecursionError`` if a value is nested deeper than Python's stack.
     """
     pieces: list[str] = []
     length = 0
@@ -170,12 +170,12 @@ def _fields(model: type[Model]) -> list[Any]:
 
 
 def payload_start(limit: int = PREVIEW_SOURCE) -> PayloadText:
-    """Return the start of the column ``payload``, and one more character if there are more."""
+    """Return the start of the column ``payload``, plus one character if it is longer."""
     return PayloadText(Substr("payload", 1, limit + 1))
 
 
 def start_text(start: str | bytes) -> str:
-    """Return the start of a payload that a statement has read; on SQLite it must be cast to a blob.
+    """Return the start of a payload that a statement reads; on SQLite, the column must be cast to a blob.
 
     SQLite stores any bytes as text, and fails to return bytes that are not UTF-8.
     """
@@ -195,7 +195,7 @@ def read_start(start: str, limit: int = PREVIEW_SOURCE) -> tuple[dict[str, Any] 
 def said_at_start(start: str) -> str | None:
     """Return the content of a message whose stored text begins with ``start``, or ``None`` if unreadable.
 
-    A text of more than `PREVIEW_SOURCE` characters is treated as cut off.
+    A text of more than `PREVIEW_SOURCE` characters counts as cut off.
     """
     message, is_cut = read_start(start)
     if message is None:
@@ -241,7 +241,7 @@ def _calls(message: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def message_start(start: str) -> dict[str, Any] | None:
-    """Return the readable start of a message that was cut off, including the text at the cut.
+    """Return the readable start of a message that was cut off, including the text before the cut.
 
     Return ``None`` if nothing can be read.
     """
@@ -255,7 +255,7 @@ def message_start(start: str) -> dict[str, Any] | None:
 
 
 def _read_cut(text: str, position: int, depth: int) -> tuple[Any, int]:
-    """Return the value at a position and the position after it, which is the end if the value is cut off."""
+    """Return the value at a position and the position after it, which is the end if the value was cut off."""
     try:
         return _read_value(text, position)
     except ValueError:
@@ -265,7 +265,7 @@ def _read_cut(text: str, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _members_of_cut(text: str, position: int, depth: int) -> dict[str, Any] | list[Any]:
-    """Return the members of an object or list that is cut off, with the readable part of the last one."""
+    """Return the members of an object or list that was cut off, with the readable part of the last one."""
     found: dict[str, Any] = {}
     items: list[Any] = []
     is_object = text[position] == "{"
@@ -283,7 +283,7 @@ def _members_of_cut(text: str, position: int, depth: int) -> dict[str, Any] | li
                 items.append(value)
             position = _after_separator(text, position)
     except ValueError:
-        pass  # The cut is in a key.
+        pass  # The cut is inside a key.
     return found if is_object else items
 
 

@@ -1,4 +1,4 @@
-"""A report of everything about one session that an operator needs, read through the stores."""
+"""A report of everything that an operator needs to know about one session, read through the stores."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def _plain_page(page: ConversationPage) -> dict[str, Any]:
 def session_report(
     store: DatabaseStateStore, session_id: str, *, limit: int = 10, messages: int | None = None
 ) -> SessionReport:
-    """Return a report of a session, with up to ``limit`` posts, runs and checkpoints, and ``messages``, both
-    the store's own and those of each adapter.
+    """Return a report of a session, with up to ``limit`` posts, runs and checkpoints, and with ``messages``,
+    both the store's own and those of each adapter.
 
     A damaged part does not hide the others. Raise `SessionNotFound`. Each part is read separately, so if the
-    session is written at the same time, one part may be older than another.
+    session is being written, one part may be older than another.
     """
     report = SessionReport(tenant=store.tenant, session_id=session_id)
 
@@ -194,7 +194,7 @@ class WaitingPosts(Serializable):
 
 
 def waiting_posts(posts: QuerySet[Post], *, first: int = 0, limit: int) -> WaitingPosts:
-    """Return a page of the waiting ones among the posts of a session, from the index ``first``."""
+    """Return a page of the waiting posts of a session, from the index ``first``."""
     waiting = posts.filter(state=PostState.WAITING)
     columns = ("post_id", "sequence", "author", "key", "posted_at", "due_at")
     rows = waiting.order_by("due_at", "sequence").values(*columns, start=payload_start())
@@ -207,7 +207,7 @@ def waiting_posts(posts: QuerySet[Post], *, first: int = 0, limit: int) -> Waiti
 
 
 def session_tree(store: DatabaseStateStore, session_id: str, *, root_id: str | None = None) -> TreeNode:
-    """Return the tree below the root, or below the session itself if the root is deleted.
+    """Return the tree below the root, or below the session itself if the root has been deleted.
 
     Raise `SessionNotFound`.
     """
@@ -216,7 +216,7 @@ def session_tree(store: DatabaseStateStore, session_id: str, *, root_id: str | N
         try:
             return directory.tree(str(root_id), tenant=store.tenant)
         except SessionNotFound:
-            pass  # The root is deleted, so the remaining tree starts at this session.
+            pass  # The root has been deleted, so the remaining tree starts at this session.
     return directory.tree(session_id, tenant=store.tenant)
 
 

@@ -1,4 +1,4 @@
-"""The project's time zone, and times as text in it."""
+"""The project's time zone, and times as text in that zone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def project_zone() -> ZoneInfo:
 
 
 def moment(value: datetime | None, *, seconds: bool = False) -> str:
-    """Return a time with its zone, in the project's time zone: ``2026-11-22 11:22 UTC``."""
+    """Return a time with its offset, in the project's time zone: ``2026-11-22 11:22 UTC``."""
     if value is None:
         return NOTHING
     local = timezone.localtime(value)
@@ -30,7 +30,7 @@ def moment(value: datetime | None, *, seconds: bool = False) -> str:
 
 
 def epoch_moment(milliseconds: int | None, *, seconds: bool = False) -> str:
-    """Return the `moment` of epoch milliseconds, or the number itself if it is outside of the calendar."""
+    """Return the `moment` of epoch milliseconds, or the number itself if it is outside the calendar."""
     if milliseconds is None:
         return NOTHING
     try:

@@ -25,7 +25,7 @@ def helix_start_tiles(context: Any) -> list[Tile]:
 
 @register.simple_tag(takes_context=True)
 def helix_databases(context: Any) -> list[dict[str, Any]]:
-    """Return links to this page in the sites of all databases, or none without several such sites."""
+    """Return links to this page in the sites of all databases, or none if there is only one such site."""
     request = context["request"]
     match = request.resolver_match
     if match is None:

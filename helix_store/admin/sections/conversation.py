@@ -23,7 +23,7 @@ from helix_store.reports.payloads import payload_start
 
 _PAGE: Final = 40
 _SOURCE: Final = 12_000
-"""The number of characters of a stored message that are read; the message's own page shows all of it."""
+"""The maximum number of characters of a stored message to read; the message's own page shows all of it."""
 
 _ENTRIES: Final = 500
 _OPEN_TEXT: Final = 2_400
@@ -136,7 +136,7 @@ class Conversation(Section):
 def _step_with(
     steps: list[dict[str, Any]], message: ConversationMessage
 ) -> tuple[Any, dict[str, Any]] | None:
-    """Return the step that stored a message: the first one after which the session had the message."""
+    """Return the step that stored a message: the first step after which the session contained the message."""
     step = next((each for each in steps if each["message_count"] >= message.number), None)
     return None if step is None else (step["message_count"], step)
 
@@ -203,7 +203,7 @@ def blocks(
 ) -> list[dict[str, Any]]:
     """Return a block for each message that is not shown as the result of a call.
 
-    ``step_of`` returns the key and the context of a message's step. The first message of a step shows the
+    ``step_of`` returns the key and the context of a message's step. The first message of each step shows the
     step. ``said`` is ``None`` if the message cannot be read.
     """
     readable = [(each.number, each.role, each.parts) for each in messages if each.parts is not None]

@@ -1,4 +1,4 @@
-"""The other data of a session: its labels, its counts and times, and its output."""
+"""The remaining data of a session: its labels, its counts and times, and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The posts of a session: the waiting ones in the order in which they will be received, then the rest."""
+"""The posts of a session: first the waiting ones, in the order of their receipt, then all others."""
 
 from __future__ import annotations
 

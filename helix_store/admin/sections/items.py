@@ -37,7 +37,7 @@ _WITH_SECTION: Final = frozenset(
         "sub_session_ref",
     }
 )
-"""The records that other sections of the page show, and operations, which no page shows."""
+"""The records that other sections of the page show, and operations, which are never shown."""
 
 
 class Items(Section):
@@ -134,7 +134,7 @@ def _counted_tables(view: SessionView) -> list[Table]:
 
 
 def _counted(view: SessionView, number: int, table: Table) -> Any:
-    """Return the number of rows together with the index of the table."""
+    """Return the number of rows, and the index of the table."""
     rows = table.model._base_manager.using(view.alias).filter(**{table.parent: view.session.pk}).order_by()
     numbered = rows.annotate(app_table=Value(number, output_field=IntegerField())).values("app_table")
     return numbered.annotate(app_rows=Count("pk")).values_list("app_table", "app_rows")

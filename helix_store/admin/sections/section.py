@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
 DOCUMENT_LIMIT = 200_000
-"""The number of characters of a document that a page reads."""
+"""The maximum number of characters of a document that a page reads."""
 
 _LONGEST_PARAMETER = 2_000
 
 
 UNREADABLE, TOO_LONG = object(), object()
-"""The values in place of a stored document that cannot be shown."""
+"""The values that replace a stored document that cannot be shown."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class SessionView:
 
     @cached_property
     def budgets(self) -> list[BudgetReport]:
-        """The budgets that apply to the session, by name. One statement, when they are first used."""
+        """The budgets that apply to the session, by name. Reading them takes one statement, on first use."""
         session = self.session
         root_id = session.root_session_id or session.session_id
         spender = Spender(root_id, session.user_id, session.agent_type)
@@ -104,7 +104,7 @@ class SessionView:
         return self.page.list_url(model, **{OF_SESSION: self.session.pk})
 
     def text(self, name: str) -> str:
-        """Return a parameter of the address, cut to a sane length."""
+        """Return a parameter of the address, cut to a reasonable length."""
         return self.request.GET.get(name, "")[:_LONGEST_PARAMETER]
 
     def number(self, name: str) -> int | None:
@@ -115,7 +115,7 @@ class SessionView:
     def document(self, column: str) -> Any:
         """Return a JSON column of the session, `UNREADABLE` or `TOO_LONG`, or ``None`` for an empty column.
 
-        `read` must have read the column. One call of `read` takes one query.
+        `read` must have read the column. Each call of `read` takes one query.
         """
         return decoded(self.texts[column])
 
@@ -172,7 +172,7 @@ def decoded(text: str | None, *, limit: int | None = DOCUMENT_LIMIT) -> Any:
 
 
 class Section:
-    """A section of the session page with its own address. It reads nothing unless it is shown.
+    """A section of the session page with its own address. It reads nothing until it is shown.
 
     ``needs`` are the models whose rows it shows. Users who may not view all of these models do not see the
     section.

@@ -19,7 +19,7 @@ from helix_store.models import Session
 from helix_store.reports.payloads import PayloadText, whole_state
 
 _LARGEST: Final = 4_000_000
-"""The number of bytes of a state that a page reads."""
+"""The maximum number of bytes of a state that a page reads."""
 
 _MATCHES: Final = 100
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -62,14 +62,14 @@ class State(Section):
 
 
 def _size(view: SessionView) -> int | None:
-    """Return the length of the stored state and its base in characters, or ``None`` without a state."""
+    """Return the lengths in characters of the stored state and its base, or ``None`` if there is no state."""
     lengths = Length(PayloadText("payload")), Length(PayloadText("base__payload"))
     found = current_row(view).values_list(*lengths).first()
     return None if found is None else sum(length or 0 for length in found)
 
 
 def state_text(view: SessionView) -> str | None:
-    """Return the exact text of the custom state, or ``None``."""
+    """Return the exact text of the custom state, or ``None`` if there is none."""
     columns = "base_id", PayloadText("payload"), PayloadText("base__payload")
     row = current_row(view).values_list(*columns).first()
     if row is None:
@@ -83,7 +83,7 @@ def state_file(view: SessionView) -> HttpResponse:
     text = state_text(view)
     if text is None:
         raise Http404
-    # A text with a leading mark holds the bytes of a document with lone surrogates.
+    # A text with a leading mark encodes the bytes of a document with lone surrogates.
     body = text[1:].encode("latin-1", "replace") if text.startswith("~") else text.encode(errors="replace")
     name = _NOT_IN_A_NAME.sub("_", view.session.session_id)[:80]
     response = HttpResponse(body, content_type="application/json; charset=utf-8")

@@ -1,4 +1,4 @@
-"""Runs, steps, waits and sub-agents on one time axis, with long idle times cut short."""
+"""Runs, steps, waits and sub-agents on one time axis, on which long idle times are shortened."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SUB_AGENTS: Final = 30
 _REASON: Final = 120
 _WIDTH: Final = 1000
 _GAP: Final = 40
-"""The width, in units of the axis, of a long idle time."""
+"""The width of a shortened idle time, in units of the axis."""
 
 Span = tuple[datetime, datetime]
 
 
 class Scale:
-    """A map from times to places on an axis of 1000 units.
+    """A map from times to positions on an axis of 1000 units.
 
-    An idle time that is longer than the work around it is cut.
+    An idle time that is longer than the work around it is shortened.
     """
 
     def __init__(self, busy: Sequence[Span]) -> None:
@@ -222,8 +222,8 @@ def _row(
 
 
 def _placed(scale: Scale, start: datetime, end: datetime) -> dict[str, str]:
-    """Return the place of a bar as texts, because a template would write numbers in the user's language."""
+    """Return the position of a bar as texts: a template would format numbers in the user's language."""
     x = scale.place(start)
-    # A short bar stays visible, even at the end of the axis.
+    # A short bar must stay visible, even at the end of the axis.
     width = max(scale.place(end) - x, 4.0)
     return {"x": f"{min(x, _WIDTH - width):.1f}", "width": f"{width:.1f}"}

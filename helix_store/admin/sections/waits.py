@@ -38,7 +38,7 @@ from helix_store.sessions.tool_calls import ToolCalls
 _CALLS: Final = 50
 _STAGED: Final = 20
 _SHOWN: Final = 60_000
-"""The number of characters of open calls' inputs on one page."""
+"""The maximum number of characters of the inputs of open calls on one page."""
 _USER: Final = "user:"
 _REFUSALS: Final = {
     "permission": _("You may not answer it: it needs an active user with its permission."),
@@ -118,7 +118,7 @@ class Waits(Section):
 
 
 def _whole(view: SessionView, column: str) -> Any:
-    """Return a document of any length, so that the input of a call can be read to its end."""
+    """Return a document of any length, so that a person can read a call's input to its end."""
     document = view.document(column)
     if document is not TOO_LONG:
         return document
@@ -157,7 +157,7 @@ def _open(
 
 
 def _part(view: SessionView, key: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a part of a long input. Only the last part can be approved, after all the others."""
+    """Return a part of a long input. Only the last part can be approved, after all others were read."""
     call = CallInput(view.request.user, view.session, key, entry)
     part = call.part(view.number("part") or 1, view.text("shown"))
     part = replace(part, text=printable(part.text))
@@ -174,7 +174,7 @@ def _part(view: SessionView, key: str, entry: dict[str, Any]) -> dict[str, Any]:
 def _url(view: SessionView, key: str, **query: Any) -> str:
     try:
         return view.url(call=key, **query)
-    except UnicodeEncodeError:  # The id has a lone surrogate, so no address can name it.
+    except UnicodeEncodeError:  # The id contains a lone surrogate, so no address can contain it.
         return ""
 
 
@@ -191,7 +191,7 @@ def _shown(view: SessionView, column: str) -> SafeString | str:
 
 
 def _demands(view: SessionView, key: str, entry: dict[str, Any], people: _People) -> dict[str, Any]:
-    """Return who may answer a call or has approved it, and why this user may not answer it."""
+    """Return who may answer a call, who has approved it, and why this user may not answer it."""
     call, user = current_call(entry), checked_actor(view.request.user)
     refusal = ""
     try:
@@ -211,7 +211,7 @@ def _demands(view: SessionView, key: str, entry: dict[str, Any], people: _People
 
 
 def _editable_text(entry: dict[str, Any]) -> str:
-    """Return the input to edit, with invisible characters as escapes, or nothing if it is not editable."""
+    """Return the input to edit, with invisible characters escaped, or an empty text if it is not editable."""
     if entry.get("editable") is not True:
         return ""
     value = entry.get("input")
@@ -221,7 +221,7 @@ def _editable_text(entry: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _People:
-    """The names of the Django users among the actors of some calls."""
+    """The names of the Django users among the actors of some of the calls."""
 
     users: dict[str, str]
 
@@ -263,7 +263,7 @@ def _list(value: Any) -> list[Any]:
 def _call(
     key: str, call: Any, button: Button | None, people: _People, approved: Any = None
 ) -> dict[str, Any]:
-    """Return a call, answered or not. ``approval`` is the raw approval id, for the form."""
+    """Return a call, answered or not. ``approval`` is the approval id as stored, for the form."""
     entry = call if isinstance(call, dict) else {"input": call}
     deadline, approval = moment_of_epoch(entry.get("deadline")), entry.get("approval_id")
     shown = {
