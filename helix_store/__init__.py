@@ -1,8 +1,8 @@
 """Durable agent sessions in your own Django database.
 
-Import the names that an agent's loop needs from here, and other public names from their packages. A module is
-imported when one of its names is first used. Importing the package therefore imports no models, and is safe
-in settings and in ``apps.py``.
+Import the names that an agent's loop needs from here, and other public names from their packages. Each module
+is imported when one of its names is first used. Importing the package itself therefore imports no models, and
+is safe in settings and in ``apps.py``.
 """
 
 from importlib import import_module

@@ -21,7 +21,7 @@ class HelixStoreConfig(AppConfig):
         from helix_store.streams import tables as streams
         from helix_store.usage import tables as usage
 
-        # Listed in the order in which writers lock rows.
+        # The models are listed in the order in which writers lock their rows.
         for app in (sessions, locks, budgets, streams, items, usage):
             for table in app.TABLES:
                 register_table(table)

@@ -49,7 +49,7 @@ def configured() -> dict[str, Any]:
 
 
 def get(name: str) -> Any:
-    """Return the unchecked value of one key, or its default. Used by the system checks."""
+    """Return the unchecked value of one key, or its default. It is used by the system checks."""
     return configured().get(name, DEFAULTS[name])
 
 
@@ -59,7 +59,7 @@ def default_lock_ttl_ms() -> int:
 
 
 def workspace_providers() -> dict[str, str]:
-    """Return the dotted paths of workspace providers, by the name in workspace refs."""
+    """Return the dotted paths of the workspace providers, by the name that workspace refs use."""
     return get("WORKSPACE_PROVIDERS")  # type: ignore[no-any-return]
 
 
@@ -109,13 +109,13 @@ def row_level_security() -> bool:
 
 
 class Form(NamedTuple):
-    """The forms of statements that a database receives."""
+    """The forms of the statements that a database receives."""
 
     tells_tenant: bool = False
     """True if each transaction sets the tenant first, for the policies of the database."""
     is_citus: bool = False
     has_fast_reads: bool = False
-    """True if reads are prepared and may use the forms that only PostgreSQL runs."""
+    """True if reads are prepared and may use forms that only PostgreSQL can run."""
     has_fast_writes: bool = False
 
 
@@ -141,7 +141,7 @@ def is_citus(database: Mapping[str, Any]) -> bool:
 
 
 def limits(given: Limits | None = None) -> Limits:
-    """Return the limits that were passed to a store, else ``HELIX_STORE["LIMITS"]`` over the defaults."""
+    """Return the limits that were passed to a store, or ``HELIX_STORE["LIMITS"]`` over the defaults."""
     if given is not None:
         return given
     configured = get("LIMITS")
@@ -154,7 +154,7 @@ def limits(given: Limits | None = None) -> Limits:
 
 
 def stream_options() -> StreamOptions:
-    """Return the options of ``HELIX_STORE["STREAMS"]``, in small or capital letters, over the defaults."""
+    """Return the options of ``HELIX_STORE["STREAMS"]``, in lower or upper case, merged with the defaults."""
     try:
         return StreamOptions(**{str(name).lower(): value for name, value in get("STREAMS").items()})
     except (TypeError, ValueError) as exc:
@@ -162,7 +162,7 @@ def stream_options() -> StreamOptions:
 
 
 def table_prefix_problem(prefix: object) -> str | None:
-    """Return why a table prefix cannot be used, or ``None``."""
+    """Return the reason why a table prefix cannot be used, or ``None``."""
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
         return "it must match [a-zA-Z_][a-zA-Z0-9_]* as a whole"
     if len(prefix) + _LONGEST_SUFFIX > _POSTGRES_NAME_LENGTH:

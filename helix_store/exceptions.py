@@ -1,6 +1,6 @@
 """The errors of the package, under one root class.
 
-The class docstring is the default message. Errors have attributes, can be pickled, and never contain
+The docstring of each class is its default message. Errors have attributes, can be pickled, and never contain
 payload text, connection strings or the database's DETAIL.
 """
 
@@ -59,7 +59,7 @@ def shown_id(value: object) -> str:
 
 
 def _pointer(path: str) -> str:
-    """Return a path, or an argument's name, as a JSON pointer (RFC 6901); empty for the whole value."""
+    """Return a path, or an argument's name, as a JSON pointer (RFC 6901); it is empty for the whole value."""
     return path if not path or path.startswith("/") else f"/{path}"
 
 

@@ -9,13 +9,13 @@ from helix_store.engine.database import Database
 __all__ = ["LATEST_VERSION", "current_version"]
 
 LATEST_VERSION = 7
-"""The newest schema version of the source documents. Migrations from 0008 are additions to it."""
+"""The newest schema version of the source documents. The migrations from 0008 on are additions to it."""
 
 
 def current_version(using: str | None = None) -> int:
-    """The schema version (1 to 7) of a database by its applied migrations; 0 without any.
+    """The schema version (1 to 7) of a database according to its applied migrations; 0 if there are none.
 
-    The default for ``using`` is the database of the stores. Runs one query. Raises the errors of a read.
+    By default, ``using`` is the database of the stores. Runs one query. Raises the same errors as a read.
     Source: the migrations table of the PostgreSQL store document.
     """
     db = Database(using, tenant="")

@@ -2,7 +2,7 @@
 
 A receiver gets ``session_id``, ``tenant`` and ``using``, the database alias, which is ``None`` for an
 in-memory store. ``alias`` is the same value under the name that stores use. ``sender`` is ``None``. An error
-in a receiver is logged. It does not undo the write and does not reach the caller.
+in a receiver is logged. It does not undo the write, and the caller does not see it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXPIRY_SIGNALS: Final = (session_failed, session_expired)
 
 
 def signals_of_status(before: str, after: str, failure_reason: str | None) -> tuple[Signal, ...]:
-    """Return the signals for replacing one status with another; none if the status is unchanged."""
+    """Return the signals for a change from one status to another; none if the status is unchanged."""
     if before == after:
         return ()
     if after == SessionStatus.COMPLETED:
@@ -68,7 +68,7 @@ def announce(
 ) -> None:
     """Send signals after the commit of the open transaction, or immediately if there is none.
 
-    ``tenant`` is the session's tenant, if ``db`` works on several.
+    ``tenant`` is the session's tenant, for a ``db`` that works on several.
     """
     if signals:
         tenant = db.tenant if tenant is None else tenant

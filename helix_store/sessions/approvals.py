@@ -1,10 +1,10 @@
-"""Rules of approvals and answers: who may answer a call, with which content; approved and used calls.
+"""The rules of approvals and answers: who may answer a call, with which content; approved and used calls.
 
-A call that asks for an approval can require several (``approvals``), and can be ``editable``. While it is
-open, ``approved_by`` holds the people who have approved its current input; after an edit, ``original_input``
-holds the requested input. Approved calls are also stored in a separate column, by tool call id:
-``tool_name``, ``input``, ``digest`` and ``actors``, and after its use ``digest``, ``actors`` and ``used_by``,
-the step. The column is not part of the state, so saves, rewinds and branches leave it alone.
+A call that asks for an approval can require several of them (``approvals``), and can be ``editable``. While
+it is open, ``approved_by`` holds the people who have approved its current input; after an edit,
+``original_input`` holds the requested input. Approved calls are also stored in a separate column, by tool
+call id: ``tool_name``, ``input``, ``digest`` and ``actors``, and after its use ``digest``, ``actors`` and
+``used_by``, the step. The column is not part of the state, so saves, rewinds and branches do not change it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _EXPIRED: Final[dict[str, dict[str, Any]]] = {
     "fail": {"error": _FAILED_BY_DEFAULT},
     "reject": {"approved": False, "reason": _DEADLINE_PASSED},
 }
-"""The answers of the defaults with the same names at a deadline."""
+"""The answers that the defaults of the same names give at a deadline."""
 
 
 # --- Requirements of a call -----------------------------------------------------------------------
@@ -67,13 +67,13 @@ def check_demands(entry: Mapping[str, Any], path: str) -> None:
 
 
 def number_of_approvals(entry: Mapping[str, Any]) -> int:
-    """Return the number of approvals that a call needs; a saved state may hold any value."""
+    """Return the number of approvals that a call needs; a saved state may contain any value."""
     number = entry.get("approvals")
     return number if type(number) is int and 1 <= number <= _MOST_APPROVALS else 1
 
 
 def current_call(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an open call with the digest of its current content, without approvals of other content.
+    """Return an open call with the digest of its current content, and without approvals of other content.
 
     A saved state may have replaced the content, and calls of earlier versions have no digest.
     """
@@ -96,7 +96,7 @@ def current_calls(pending: dict[str, Any]) -> dict[str, Any]:
 
 
 def edited(call: dict[str, Any], value: Any) -> dict[str, Any]:
-    """Return a call with another input. Raises `InvalidPayload` unless it is editable."""
+    """Return a call with a different input. Raises `InvalidPayload` unless it is editable."""
     if call.get("editable") is not True:
         raise InvalidPayload(path="input", reason="the input of this call cannot be changed")
     return current_call({EDITED_FROM: call.get("input"), **call, "input": value})
@@ -117,7 +117,7 @@ _NOBODY: Final = CallActor()
 
 
 def checked_actor(actor: Any) -> CallActor:
-    """Return who answers. Raises `InvalidPayload` for anything but a text or a Django user."""
+    """Return who answers. Raises `InvalidPayload` for anything other than a text or a Django user."""
     if actor is None:
         return _NOBODY
     if isinstance(actor, str):
@@ -155,9 +155,9 @@ def _has_permission(user: ActingUser | None, permission: Any) -> bool:
 class Answer:
     """A checked answer; ``fields`` are those of the entry, except ``submitted_at`` and ``actors``.
 
-    It was checked with ``limits``, and the session's calls must stay within them. With a ``digest``, it
-    answers only the call with this digest; ``input`` is the input to approve instead. A call's default answer
-    is for everybody, so it needs no permission and is final.
+    It was checked against ``limits``, and the session's calls must stay within them. With a ``digest``, it
+    only answers the call with this digest; ``input`` is the input to approve instead. A call's default answer
+    does not depend on a person, so it needs no permission and is final.
     """
 
     fields: dict[str, Any]
@@ -242,7 +242,7 @@ def default_answer(call: PendingToolCall) -> dict[str, Any] | None:
 
 
 def answered(tool_call_id: str, entry: Mapping[str, Any], answer: Answer) -> dict[str, Any] | None:
-    """Return the content of an open call that the answer is for, or ``None`` if the content has changed.
+    """Return the content of an open call to which the answer applies, or ``None`` if the content has changed.
 
     Raises `NotPermitted` and `InvalidPayload`.
     """
@@ -267,7 +267,7 @@ def approved_calls(column: str | None) -> dict[str, Any]:
 
 
 def approved_call(tool_call_id: str, entry: Mapping[str, Any], approvals: Mapping[str, Any]) -> ApprovedCall:
-    """Return the approved call. ``entry`` is the stored call, pending or completed, or empty.
+    """Return the approved call. ``entry`` is the stored call, pending or completed, or an empty dict.
 
     Raises `ApprovalUsed` and `NotApproved`.
     """
@@ -281,7 +281,7 @@ def approved_call(tool_call_id: str, entry: Mapping[str, Any], approvals: Mappin
     if entry.get("approved") is False or "error" in entry:
         raise NotApproved(tool_call_id, "expired" if _has_expired(entry) else "rejected")
     if approval is None and entry.get("approved") is True:
-        # An earlier version stored this answer, without actors, and nobody has taken it.
+        # An earlier version stored this answer without actors, and nobody has taken it yet.
         approval = {**entry, "actors": []}
     if approval is None or "result" in entry or "tool_name" not in approval:
         raise NotApproved(tool_call_id, "unknown")
@@ -295,14 +295,14 @@ def approved_call(tool_call_id: str, entry: Mapping[str, Any], approvals: Mappin
 
 
 def _has_expired(entry: Mapping[str, Any]) -> bool:
-    """Return whether an answer is the default at a deadline. Such an answer has no actors."""
+    """Return whether an answer is the default that applies at a deadline. Such an answer has no actors."""
     return "actors" not in entry and any(
         all(entry.get(name) == value for name, value in answer.items()) for answer in _EXPIRED.values()
     )
 
 
 def used_approvals(column: str | None, uses: Mapping[str, ApprovedCall], step_id: str) -> str:
-    """Return the column of approvals after a step has used some.
+    """Return the column of approvals after a step has used some of them.
 
     The step's version guarantees that nobody has used them since it read them.
     """

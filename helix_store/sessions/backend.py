@@ -43,7 +43,7 @@ class Backend:
 
 
 class StoreCalls:
-    """The base of the public calls, for one tenant. ``limits`` replaces ``HELIX_STORE["LIMITS"]``."""
+    """The base class of the public calls, for one tenant. ``limits`` replaces ``HELIX_STORE["LIMITS"]``."""
 
     def __init__(self, backend: Backend, *, tenant: str, limits: Limits | None) -> None:
         self._backend = backend

@@ -1,8 +1,8 @@
 """Payloads stored as the changes since an earlier full payload, entry by entry.
 
 An *entry* is one key of a payload with its value (RFC 8259 calls it a member). This module works on stored
-texts and never compares values: Python considers ``1``, ``1.0`` and ``True`` equal, also ``0.0`` and
-``-0.0``, and two dicts that differ in the order of their keys. Their texts differ.
+texts and never compares values: Python considers ``1``, ``1.0`` and ``True`` equal, as well as ``0.0`` and
+``-0.0``, and two dicts that differ only in the order of their keys. Their texts differ.
 
 A delta is plain JSON, ``{"removed":[keys],"set":{entries}}``: remove the removed keys, then set each entry,
 which keeps the place of an existing key and appends any other key. A key that moved is in both.
@@ -24,7 +24,7 @@ from helix_store.core.types import SessionState
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 
 MAX_DELTAS: Final = 20
-"""The number of versions after a full payload for which a delta may still build on it."""
+"""The maximum number of versions after a full payload for which a delta may still build on it."""
 
 _LEAST_SAVING: Final = 2
 """The factor by which a delta must be shorter than the full payload to be worth reading in addition."""
@@ -41,9 +41,9 @@ class Entry(NamedTuple):
     """A key as written, ``"key":value,`` as written, and a fingerprint that no other value has.
 
     `marshal`, in its form without references, writes the same bytes for the same value of JSON's types and
-    for no other. The bytes stay in the process and are never read back. They are as long as the value's text,
-    even if a small graph of shared references represents a huge value. Use this only for values that passed
-    the gate.
+    for no other. The bytes stay in the process and are never read back. They are as long as the text of the
+    value, even if a small graph of shared references represents a huge value. Use this only for values that
+    have passed the gate.
     """
 
     key: str
@@ -151,7 +151,7 @@ class Origin:
 
     A loaded state keeps its origin privately. Correctness never depends on it: a delta is written only while
     the head of the session, under its lock, has this ``key``. A key is random, so neither a rollback nor a
-    restored backup assigns it to other content; an outdated origin only costs a full payload.
+    restored backup can assign it to different content; an outdated origin only costs a full payload.
     """
 
     __slots__ = ("_entries", "_text", "expects_staging", "key", "latest_version", "row_id", "version")
@@ -193,13 +193,13 @@ def origin_of(state: SessionState) -> Origin | None:
 
 
 def remember_full(state: SessionState, key: int, row_id: int, version: int, text: str) -> None:
-    """Remember in a loaded state the full payload that it was read from."""
+    """Store in a loaded state the full payload from which it was read."""
     state._origin = origin = Origin(key, row_id, version, text)
     origin.latest_version = state.version
 
 
 class StoredPayload(NamedTuple):
-    """The stored form of a step's payload, and the key that the head holds with it."""
+    """The stored form of a step's payload, and the key that the head stores with it."""
 
     text: str
     base_id: int | None
@@ -242,7 +242,7 @@ def stored_payload(
 def remember_step(
     state: SessionState, stored: StoredPayload, row_id: int, version: int, *, has_promoted: bool
 ) -> None:
-    """Remember in the caller's state the payload that its next step can be a delta from."""
+    """Store in the caller's state the payload from which its next step can be a delta."""
     origin = origin_of(state)
     if stored.base_id is None or origin is None:
         origin = Origin(stored.base_key, row_id, version, stored.full, stored.entries)
@@ -255,7 +255,7 @@ def remember_step(
 
 
 def delta_between(base: Entries, new: Entries) -> str | None:
-    """Return the delta that turns one payload into exactly another, both given by their entries.
+    """Return the delta that turns one payload into exactly the other; both are given by their entries.
 
     Return ``None`` if it is better to store the full payload.
     """
@@ -285,7 +285,7 @@ def decode_with_deltas(full: str, deltas: Iterable[str]) -> dict[str, Any]:
     following = list(deltas)
     if not following:
         return decode_object(full)
-    # Call the decoder once: for texts as short as most deltas, the call takes longer than the decoding.
+    # Call the decoder only once: for texts as short as most deltas, the call takes longer than the decoding.
     document, *changes = decode(f"[{','.join([full, *following])}]")
     if type(document) is not dict or len(changes) != len(following):
         raise _misfit()

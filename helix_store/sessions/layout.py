@@ -1,9 +1,9 @@
 """The layout of a session's state at rest; `helix_store.sessions.reading` reads it back.
 
-``custom_state`` is the payload, the rest of the state is the envelope; both are exact JSON text in the row
-that holds a state. Fields needed by lists, filters and single writes are also columns of the session's head:
-for the *current* state the columns are authoritative, for a checkpoint the envelope is. An envelope omits
-fields that have the default value of `SessionState`.
+``custom_state`` is the payload, and the rest of the state is the envelope; both are exact JSON text in the
+row that holds a state. Fields that lists, filters and single writes need are also columns of the session's
+head: for the *current* state, the columns are authoritative, for a checkpoint, the envelope is. An envelope
+omits fields that have the default value of `SessionState`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JSON_COLUMNS: Final = (
     "suspended_awaiting_children",
     "tracing_context",
 )
-"""Payload text in columns of the head, because single writes for pending calls change it."""
+"""Payload text in columns of the head, because single writes for pending calls change only that."""
 
 STATE_COLUMNS: Final = HEAD_FIELDS + JSON_COLUMNS
 
@@ -107,10 +107,10 @@ def encode_state(
     step_count: int | None = None,
     reuse_texts: bool = False,
 ) -> EncodedState:
-    """Check every field of a state and lay it out; ``step_count`` replaces the state's own.
+    """Check every field of a state and lay it out; ``step_count`` replaces that of the state.
 
     With ``reuse_texts``, unchanged entries of the payload take their text from the state that was loaded.
-    Raises `InvalidPayload`, including if the state belongs to another session than ``session_id``, and
+    Raises `InvalidPayload`, also if the state belongs to a session other than ``session_id``, and
     `LimitExceeded`: ``max_state_bytes`` counts payload and envelope together.
     """
     if not isinstance(state, SessionState):
@@ -138,7 +138,7 @@ def encode_state(
 
 
 def _without_cleared(state: SessionState) -> SessionState:
-    """Return the state to store, without fields that a resume cleared and nobody assigned since.
+    """Return the state to store, without fields that a resume cleared and that nobody has assigned since.
 
     Fields are compared by identity, because a reader may modify the returned context.
     """
@@ -149,7 +149,7 @@ def _without_cleared(state: SessionState) -> SessionState:
     for name, value in cleared.items():
         if getattr(state, name) is value:
             setattr(stored, name, None)
-    # There are few kinds, so assigning a kind may not change it: compare the other fields instead.
+    # There are few kinds, so assigning a kind may leave it unchanged: compare the other fields instead.
     if any(getattr(stored, name) is not None for name in _CONTINUATION):
         stored.suspension_kind = state.suspension_kind
     return stored
@@ -165,7 +165,7 @@ def encode_custom_state(custom_state: dict[str, Any], envelope: str, limits: Lim
 def with_custom_state(
     encoded: EncodedState, before: dict[str, Any], custom_state: dict[str, Any], limits: Limits
 ) -> EncodedState:
-    """Return an encoded state with another custom state, which may share values with the previous one.
+    """Return an encoded state with a different custom state, which may share values with the previous one.
 
     Raises the errors of `encode_state`.
     """
@@ -216,7 +216,7 @@ def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
 def _envelope(head: dict[str, Any], texts: Mapping[str, str]) -> str:
     """Return the JSON object of the fields that differ from their default.
 
-    It is joined from texts, because each of them may have a document's full depth.
+    It is joined from texts, because each of them may be nested as deeply as a whole document.
     """
     head = {
         name: value
@@ -258,6 +258,6 @@ _HEAD_RULES: Final[dict[str, validation.Rule]] = {
 }
 _STORED_HEAD_RULES: Final[dict[str, validation.Rule]] = {
     **_HEAD_RULES,
-    # The session is already stored, and text lengths were not always limited.
+    # The session is already stored, and the lengths of texts were not always limited.
     **dict.fromkeys(("title", "directory", "tags", "metadata"), lambda value, _: value),
 }

@@ -12,7 +12,7 @@ from helix_store.models.sessions import NON_TERMINAL
 _SESSION: Final = table(Session)
 _POST: Final = table(Post)
 _WAITING: Final = "session_id = %(key)s AND state = 'waiting'"
-# In a prepared statement a parameter has one type, but this one would have two.
+# In a prepared statement a parameter has a single type, but this one would have two.
 _KEY: Final = "CAST(%(post_key)s AS varchar)"
 
 
@@ -31,7 +31,7 @@ def _add(now: str, source: str = "") -> str:
 
 
 def _add_at(clock: Clock) -> str:
-    # PostgreSQL's clock moves within a statement.
+    # PostgreSQL's clock advances within a statement.
     return _add("given.at", f"FROM (SELECT {clock.now} AS at) AS given")
 
 
@@ -44,7 +44,7 @@ ADD_POST: Final = Statement(
     sqlite=_add(SQLITE.now),
     citus=(_add_at(CITUS),),
 )
-"""Adds no row for a known key, and none beyond the maximum. The last column is true if the session's
+"""Adds no row for a key that exists, and none beyond the maximum. The last column is true if the session's
 ``next_post_at`` is up to date; otherwise the caller sets it.
 """
 
@@ -94,8 +94,8 @@ def _contains(vendor_form: str, word: str) -> str:
 def _find_due(clock: Clock, of_tenant: str, position: str) -> str:
     first = f"""(SELECT p.{{}} FROM {_POST} AS p WHERE p.session_id = s.id AND p.state = 'waiting'
                 ORDER BY p.due_at, p.sequence LIMIT 1)"""
-    # A suspended session waits if none of its calls is answered. If some calls are answered, the caller must
-    # read them.
+    # A suspended session waits if none of its calls is answered. If only some of the calls are answered, the
+    # caller must read them.
     return f"""
         SELECT s.id, s.next_post_at, s.tenant, s.session_id, s.status, s.suspension_kind,
             s.pending_client_tool_calls, {first.format("post_id")}, {first.format("author")},

@@ -21,7 +21,7 @@ from helix_store.sessions.requests import EncodedMessage, encode_messages
 from helix_store.sessions.tool_calls import ToolCalls
 
 MOST_DUE_POSTS: Final = 1_000
-"""The largest page of sessions with due posts."""
+"""The maximum size of a page of sessions with due posts."""
 
 _STATES: Final[tuple[PostState, ...]] = ("waiting", "received", "withdrawn")
 
@@ -40,7 +40,7 @@ class NewPost:
     def waiting(
         self, session_id: str, sequence: int, posted_at: datetime, message: Message | None = None
     ) -> Post:
-        """Return the post as it waits to be received."""
+        """Return the post in the form in which it waits to be received."""
         return Post(
             post_id=self.post_id,
             session_id=session_id,
@@ -77,7 +77,7 @@ def _moment(value: Any) -> datetime:
 
 
 def checked_states(states: Any) -> tuple[PostState, ...]:
-    """The states to list, in one order. Raises `InvalidQuery`."""
+    """The states to list, in a fixed order. Raises `InvalidQuery`."""
     try:
         given = set(states)
     except TypeError:
@@ -94,7 +94,7 @@ def require_not_ended(session_id: str, status: str) -> None:
 
 
 def received_message(text: str) -> EncodedMessage:
-    """The stored text of a post as a message of the history. Raises `IntegrityFault`."""
+    """The stored text that a post has as a message in the history. Raises `IntegrityFault`."""
     message = decode(text)
     if type(message) is not dict or type(message.get("role")) is not str:
         raise IntegrityFault("A stored post is not a message; other rows are not affected.")

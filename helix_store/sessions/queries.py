@@ -57,7 +57,7 @@ def next_cursor(query: SessionQuery, last: SessionHead, *last_tenant: str, tenan
 
 
 def _cursor_binding(query: SessionQuery, tenant: str | None) -> dict[str, Any]:
-    """Return the values that the next page must repeat: the tenant (``None``: all) and the query."""
+    """Return the values that the next page must repeat: the tenant (``None`` for all) and the query."""
     binding = {"tenant": tenant, **asdict(query)}
     binding["statuses"] = None if query.statuses is None else sorted(query.statuses)
     for paging in ("limit", "offset", "after", "count"):

@@ -33,13 +33,13 @@ from helix_store.sessions.layout import (
 
 
 def _stored_types(hint: Any) -> tuple[type, ...]:
-    """Return the types of a stored field, in which members of enumerations are text."""
+    """Return the types of a stored field, in which enumeration members are text."""
     options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     types = [get_origin(option) or option for option in options]
     return tuple(str if issubclass(kind, str) else kind for kind in types)
 
 
-# These are not the rules for writing: the rules change, but stored rows do not.
+# These are not the rules for writing, because those rules may change, but stored rows do not.
 _STORED_TYPES: Final = {
     name: _stored_types(hint) for name, hint in get_type_hints(SessionState).items() if hint is not Any
 }
@@ -64,7 +64,7 @@ def current_state(
 
 
 def base_of(base_id: int | None, payload: str | None) -> str | None:
-    """Return the payload under a delta: an unreadable text if it was deleted, ``None`` without a base."""
+    """Return the payload under a delta: unreadable text if it was deleted, ``None`` if there is no base."""
     return None if base_id is None else payload or ""
 
 
@@ -98,7 +98,7 @@ def _has_texts(values: Iterable[Any]) -> bool:
 
 
 def listed_head(columns: Mapping[str, Any]) -> SessionHead:
-    """Return the session for a list, which must work: omit tags and metadata if their shape is wrong."""
+    """Return the session for a list, which must not fail: omit tags and metadata if their shape is wrong."""
     values = head_values(columns)
     try:
         _require_shapes({"tags": values["tags"], "metadata": values["metadata"]})
@@ -161,7 +161,7 @@ def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
 
 
 def sub_session_ref_from(stored: Any) -> SubSessionRef:
-    """Return the value of a row or an `EncodedRef`."""
+    """Return the value object for a row or an `EncodedRef`."""
     return SubSessionRef(
         sub_session_id=stored.sub_session_id,
         agent_type=stored.agent_type,

@@ -40,7 +40,7 @@ class EncodedMessage(NamedTuple):
 
 
 class StagedRow(NamedTuple):
-    """A staged change as text, and the version of the row that holds it."""
+    """A staged change as text, and the version of the row that stores it."""
 
     version: str
     payload: str
@@ -49,7 +49,7 @@ class StagedRow(NamedTuple):
 class OpenedStep(NamedTuple):
     """The data with which a step begins; the interrupt request is bound to its run.
 
-    If ``may_be_stopped`` is false, no budget of the session has been reached, and no amount is held.
+    ``may_be_stopped`` is false if no budget of the session has been reached and no amount is held.
     """
 
     state: SessionState
@@ -59,7 +59,7 @@ class OpenedStep(NamedTuple):
 
 
 def default_step_id(state: SessionState) -> str:
-    """Return the id of the next step of a session, if it has no other one."""
+    """Return the default id of a session's next step."""
     return f"{DEFAULT_STEP}{state.step_count + 1}"
 
 
@@ -115,7 +115,7 @@ def _is_thinking(part: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """A session to create. The back end looks up its root, which is stored only as a column."""
+    """A session to create. The back end looks up the root, which is stored only as a column."""
 
     session_id: str
     encoded: EncodedState
@@ -124,7 +124,7 @@ class NewSession:
 def root_session(
     session_id: str, agent_type: str, *, limits: Limits = AS_STORED, **fields: Any
 ) -> NewSession:
-    """Return a session without a parent and with these fields of its state, which its first write creates."""
+    """Return a session without a parent whose state has these fields; its first write creates it."""
     state = SessionState(
         session_id=session_id,
         agent_type=agent_type,
@@ -139,8 +139,8 @@ def root_session(
 class Reception:
     """The request of a turn's step to receive due posts.
 
-    ``continued`` is the state that a step which finishes the session stores if posts are due. The commit sets
-    ``is_continued``.
+    ``continued`` is the state that a step which would finish the session stores instead if posts are due. The
+    commit sets ``is_continued``.
     """
 
     continued: SessionState | None = None
@@ -153,13 +153,13 @@ CommittedStep: TypeAlias = tuple[StepCommit, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWrite:
-    """A step to commit, and the calls of a handle that belong to it.
+    """A step to commit, and the calls of a handle that belong to the step.
 
     ``staged`` holds the step's own staged changes and ``uses`` the approvals that it uses, both by tool call
     id; ``staged_rows`` are the rows of these changes, if all of them are known. ``after`` is called once the
     step is written, unless an earlier step with the same operation id was found; ``record`` is called last in
     either case, and records what the step spent. With a ``reception``, the commit receives due posts, if the
-    store has posts.
+    store supports posts.
     """
 
     session_id: str
@@ -182,23 +182,23 @@ class StepWrite:
         return self.expected_version is not None and commit.new_version <= self.expected_version
 
     def written_by(self, save: Callable[[StepWrite], CommittedStep]) -> CommittedStep:
-        """Call ``save``, and the calls that come after it."""
+        """Call ``save``, followed by the calls that come after it."""
         committed = save(self)
         if not self.is_earlier(committed[0]):
             for call in self.after:
                 call()
         if self.record is not None:
-            # Counters of budgets are locked after every session, also after one that ``after`` locks.
+            # Counters of budgets are locked after all sessions, including one that ``after`` locks.
             self.record()
         return committed
 
 
 @dataclass(slots=True)
 class StepRequest:
-    """A step to commit; afterwards the session has at most ``keep`` checkpoints of steps.
+    """A step to commit; afterwards, the session has at most ``keep`` step checkpoints.
 
-    For a step of a handle, ``staged`` holds the changes that it staged itself, by tool call id, and
-    ``staged_rows`` holds their rows, if all rows are known.
+    For a step of a handle, ``staged`` contains the changes that the step staged itself, by tool call id, and
+    ``staged_rows`` contains their rows, if all of them are known.
     """
 
     session_id: str
@@ -206,7 +206,7 @@ class StepRequest:
     state: SessionState
     encoded: EncodedState
     custom_state: dict[str, Any]
-    """The custom state of ``state``, and after `promote` also the staged changes."""
+    """The custom state of ``state``; after `promote`, it also includes the staged changes."""
     messages: Sequence[EncodedMessage]
     step: StepInfo
     guard: Guard
@@ -247,7 +247,7 @@ class StepRequest:
         return digest.hexdigest()
 
     def continued(self, reception: Reception, *, has_due_posts: bool) -> StepRequest:
-        """Return the request to commit: with due posts, one that does not finish the session."""
+        """Return the request to commit; if posts are due, it is one that does not finish the session."""
         state = reception.continued
         reception.is_continued = has_due_posts and state is not None
         if state is None or not has_due_posts:

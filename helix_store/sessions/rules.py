@@ -23,7 +23,7 @@ from helix_store.sessions.layout import SUSPENSION_FIELDS, EncodedState
 from helix_store.sessions.tool_calls import ToolCalls, kept_ownership
 
 DEFAULT_STEP: Final = "step-"
-"""The start of the id of a step that has no other id; its number follows."""
+"""The prefix of the id of a step that has no other id; its number follows."""
 SUPERSEDED: Final = "superseded"
 """The completion reason of a run that another run replaced."""
 
@@ -41,8 +41,8 @@ RESUMED_COLUMNS: Final[dict[str, Any]] = {
 def check_supersedes(running_token: int | None, *, supersede: bool, fencing_token: int | None) -> None:
     """Raise `ConflictError` unless a new run may replace the running one.
 
-    It may do so with ``supersede``, or with a newer token than the running run's, whose worker has then lost
-    the lock. A run without a token counts as having token 0.
+    It may do so with ``supersede``, or with a newer token than that of the running run, whose worker has then
+    lost the lock. A run without a token counts as having token 0.
     """
     if not supersede and (fencing_token is None or fencing_token <= (running_token or 0)):
         raise ConflictError(
@@ -70,9 +70,9 @@ def check_no_other_runs(running_run_id: str | None, run_id: str) -> None:
 
 
 def check_may_run(run_id: str, status: RunStatus | str, completion_reason: str | None) -> None:
-    """Raise `ConflictError` if this run is set to running although it is over.
+    """Raise `ConflictError` if this run is set to running although it has ended.
 
-    A run that waits or was interrupted may continue. A superseded run may not: its worker has lost the
+    A run that is waiting or was interrupted may continue. A superseded run may not: its worker has lost the
     session and would prevent the next run from starting.
     """
     if status in _OVER or (status != RunStatus.RUNNING and completion_reason == SUPERSEDED):
@@ -95,7 +95,7 @@ def check_interruptible(run_id: str, status: RunStatus | str) -> None:
 
 
 def end_of_run(status: RunStatus, ended_at: datetime | None, now: datetime) -> datetime | None:
-    """Return the end time of a run with this status: the first one counts, and a running run has no end."""
+    """Return the end time of a run with this status: the first one is kept, and a running run has none."""
     if status is RunStatus.RUNNING:
         return None
     return now if ended_at is None else ended_at
@@ -131,9 +131,9 @@ def check_same_ref(stored: object, given: object) -> None:
 
 
 def written_columns(encoded: EncodedState, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the head's columns for a whole state, which is written over a session with ``stored`` columns.
+    """Return the head's columns for a whole state that is written over a session with ``stored`` columns.
 
-    The mode is written once; a write without a mode keeps it. Raises `ConflictError` if the mode differs.
+    The mode is set only once; a write without a mode keeps it. Raises `ConflictError` if the mode differs.
     """
     columns, mode = encoded.columns, stored["mode"]
     if mode is not None and columns["mode"] not in (None, mode):
@@ -171,7 +171,7 @@ def branched_state(source: SessionState, *, new_session_id: str, title: str | No
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """A checked suspension: ``columns`` of the head, and the calls that the same write adds."""
+    """A checked suspension: The ``columns`` of the head, and the calls that the same write adds."""
 
     columns: dict[str, Any]
     calls: dict[str, dict[str, Any]]
@@ -211,7 +211,7 @@ def require_suspended(columns: Mapping[str, Any]) -> None:
 
 
 def resumed_state(state: SessionState, *, version: int, at: datetime) -> SessionState:
-    """Return the state after resuming, with the continuation that the store cleared and a save omits."""
+    """Return the state after resuming, including the continuation that the store cleared and a save omits."""
     state.status = SessionStatus.ACTIVE
     state.resume_count += 1
     state.expires_at = None

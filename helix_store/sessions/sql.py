@@ -3,9 +3,9 @@
 A PostgreSQL-only statement expresses its whole decision in its conditions. If one of them does not hold, the
 statement changes nothing, and the portable form decides: it locks first.
 
-After a wait for a lock, PostgreSQL re-checks the conditions of an ``UPDATE`` on the row as it is then.
-Everything else in the statement, including a subselect, reflects the start. A condition therefore decides on
-a column of the locked row.
+After an ``UPDATE`` has waited for a lock, PostgreSQL rechecks its conditions on the row as it is then.
+Everything else in the statement, including a subselect, reflects the start of the statement. A condition must
+therefore depend on a column of the locked row.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def session_by_id(alias: str = "", *, session_id: str = "session_id") -> str:
     """Return the condition for one session; ``session_id`` is the name of a parameter.
 
     PostgreSQL assumes that a tenant added after its statistics has no sessions. Any index that begins with
-    the tenant then looks as good as the key's index, and a look-up could read all rows of the tenant. To hide
+    the tenant then looks as good as the key's index, and a lookup could read all rows of the tenant. To hide
     the value from the planner, the tenant is a subselect: ``tenant = (SELECT …)`` is planned for any tenant.
     """
     prefix = f"{alias}." if alias else ""
@@ -74,7 +74,7 @@ CURRENT_COLUMNS: Final = (
     "current__base__payload",
     "current__base__version",
 )
-"""The columns of the current state, by the names of the ORM."""
+"""The columns of the current state, by their names in the ORM."""
 
 _CURRENT_SQL: Final = {
     "current__payload": "c.payload",
@@ -139,7 +139,7 @@ CHECKPOINT_COLUMNS: Final = (
     "base__payload",
     "session__created_at",
 )
-"""The columns of a checkpoint, by the names of the ORM."""
+"""The columns of a checkpoint, by their names in the ORM."""
 
 _CHECKPOINT_SQL: Final = {"session__created_at": "s.created_at", "base__payload": "b.payload"}
 
@@ -154,7 +154,7 @@ LATEST_CHECKPOINT: Final = Statement(
         WHERE {session_by_id("s")}"""
 )
 
-# This returns the session's row even without staged changes: one statement also finds out if it exists.
+# This returns the session's row even without staged changes, so one statement also shows whether it exists.
 STAGED_CHANGES: Final = Statement(
     f"""
         SELECT g.id, g.payload FROM {_SESSION} AS s
@@ -167,7 +167,7 @@ def _messages(after: str, last: str) -> Statement:
     """Return the messages in a range of sequences, oldest first, each with the number of all messages.
 
     The range is a subselect: a plan for a known range looks so much better than one for any range that
-    PostgreSQL would re-plan for each call, which costs more than reading a page.
+    PostgreSQL would replan each call, which costs more than reading a page.
     """
     return Statement(
         f"""
@@ -233,7 +233,7 @@ def _trees(chosen: tuple[str, str], columns: str) -> Statement:
 
 
 TREE_KEYS: Final = _trees((SESSION_BY_ID, SESSION_BY_ID), "id")
-"""The keys of one tree, by the id of its top."""
+"""The keys of one tree, by the id of its root."""
 
 FOREST_KEYS: Final = _trees(is_in_list("id", "keys", "bigint"), "top, id")
 """The keys of many trees, each with the key of its top, by the keys of the tops."""
@@ -243,14 +243,14 @@ FOREST_KEYS: Final = _trees(is_in_list("id", "keys", "bigint"), "top, id")
 
 
 def staged_version(row: str) -> str:
-    """Return the version of a row of a staged change: a row that is written again gets another ``xmin``."""
+    """Return the version of a staged change's row: a row that is written again gets a different ``xmin``."""
     return f"{row}.id || ':' || {row}.xmin"
 
 
 def mark_taken(taken: str, *, session: str) -> str:
     """Mark each staged change that was ``taken``, under the id of the call that staged it.
 
-    A call whose reply was lost finds the mark after the change is gone.
+    A call whose reply was lost finds this mark once the change no longer exists.
     """
     return f"""
         INSERT INTO {table(Operation)} (session_id, operation_id, digest, checkpoint_id, version, created_at)
@@ -262,7 +262,7 @@ def mark_taken(taken: str, *, session: str) -> str:
 _OF_SESSION: Final = f"DELETE FROM {_STAGED} WHERE session_id = %(key)s"
 _OF_STEP: Final = f"{_OF_SESSION} AND step_id = %(step_id)s RETURNING id, payload"
 
-# On SQLite and Citus, rows keep no call ids: no change is staged in one statement there.
+# On SQLite and Citus, rows keep no call ids, because no change is staged in one statement there.
 TAKE_STAGED: Final = Statement(
     postgresql=f"""
         WITH taken AS ({_OF_STEP}, call_ids), marked AS (
@@ -308,7 +308,7 @@ def _end_run(source: str, key: str, *, is_fenced: bool, records_call: bool = Fal
 END_LOCKED_RUN: Final = {
     is_fenced: Statement(_end_run("", "%(key)s", is_fenced=is_fenced)) for is_fenced in (False, True)
 }
-"""Keyed by whether the write has a fence."""
+"""The key is whether the write has a fence."""
 
 # A new row version with the same values makes a waiting one-statement write check its conditions again.
 TOUCH_SESSION: Final = Statement(f"UPDATE {_SESSION} SET version = version WHERE id = %(key)s")
@@ -371,7 +371,7 @@ def end_run(*, is_fenced: bool) -> Statement:
 def start_run(*, is_expected: bool, is_fenced: bool) -> Statement:
     """Return the statement that starts the run of an active session, unless another run or request exists.
 
-    ``UNCHANGED`` ensures that there is no request. A run that is started at the same time is a conflict.
+    ``UNCHANGED`` ensures that there is no request. Starting another run at the same time is a conflict.
     """
     conditions = [SESSION_BY_ID, "s.status = 'active'", UNCHANGED]
     conditions += ["s.version = %(expected_version)s"] if is_expected else []

@@ -1,6 +1,6 @@
 """The step in one statement, and the statements that read its input.
 
-Each of its conditions decides on a column of the locked row, like every statement of `sql`, or uses
+Each of its conditions depends on a column of the locked row, like those of every statement in `sql`, or uses
 ``UNCHANGED``: the row is the version that existed at the start.
 """
 
@@ -30,8 +30,8 @@ _STAGED: Final = table(StagedChange)
 _RUN: Final = table(Run)
 
 # True if the step writes the recorded value, and at most appends to it: JSON keeps the order of keys. Other
-# calls record owners without a new version. The portable form merges the owners that they have recorded since
-# the load.
+# calls record owners without changing the version. The portable form merges the owners that they have
+# recorded since the load.
 _KEEPS_OWNERS: Final = """(s.client_tool_call_ownership IS NULL OR starts_with(
                 %(client_tool_call_ownership)s::text, left(s.client_tool_call_ownership, -1)))"""
 
@@ -65,7 +65,7 @@ _CHECKPOINT_VALUES: Final = {
     "namespace": "''",
     "source": "'step'",
 }
-"""Columns of a step's checkpoint whose value is not the parameter of the same name."""
+"""The columns of a step's checkpoint whose value is not the parameter of the same name."""
 # This is the name that PostgreSQL assigns: calling ``pg_get_serial_sequence`` takes as long as an insert.
 _NEXT_CHECKPOINT_KEY: Final = f"nextval('\"{Checkpoint._meta.db_table}_id_seq\"')"
 
@@ -109,19 +109,19 @@ def step_statement(
 ) -> Statement:
     """Return the statement for one step, in a form that contains only the parts that the step needs.
 
-    An unneeded part costs as much as a needed one. The statement returns one row with the new version, the
-    checkpoint's key and, if the step ``ends`` the session, its earlier status. Without ``merges``, it may
-    return the staged changes instead, in order, as rows of nulls, the row's version and its payload: then
-    nothing was written.
+    An unneeded part would cost as much as a needed one. The statement returns one row with the new version,
+    the checkpoint's key and, if the step ``ends`` the session, the earlier status. Without ``merges``, it may
+    instead return the staged changes in order, each as a row of nulls, the row's version and its payload; in
+    that case nothing was written.
 
-    ``head`` decides, and every other part takes its rows from there. On the locked row it checks the mode,
-    the owners of calls, whether posts are due, the version (the expected one, or else that the row is
-    `UNCHANGED`), and for a delta the key of its base. While the fence is held, it checks the token.
+    ``head`` makes the decision, and every other part takes its rows from there. On the locked row it checks
+    the mode, the owners of calls, whether posts are due, the version (the expected one, or else that the row
+    is `UNCHANGED`), and for a delta the key of its base. While the fence is held, it checks the token.
     `UNCHANGED` ensures that the status before the end is correct. `UNCHANGED` or the version ensures that the
-    run exists, that no state waits between checkpoints, and that the staged changes are the same: a promote,
-    a restore or a save changes the version, and discarding touches the row. Changes that are staged in the
-    meantime wait for the next promotion. If the step prunes, this also ensures that the same checkpoints
-    exist: deleting one touches the row, as long as steps prune.
+    run exists, that there is no state between checkpoints, and that the staged changes are the same: a
+    promote, a restore or a save changes the version, and discarding touches the row. Changes that are staged
+    in the meantime wait for the next promotion. If the step prunes, this also ensures that the same
+    checkpoints exist: deleting one touches the row, as long as steps prune.
     """
     fence = replaced = taken = inserted_messages = ""
     conditions = ["s.version = %(expected_version)s"] if is_expected else [UNCHANGED]
@@ -165,7 +165,7 @@ def step_statement(
             f"EXISTS (SELECT 1 FROM {_RUN} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
         )
     if is_delta:
-        # A known base implies that no state waits between checkpoints, so none has to be replaced.
+        # If the base is known, there is no state between checkpoints that would have to be replaced.
         conditions.append("s.base_key = %(base_key)s")
     else:
         replaced = f"""deleted_state AS (

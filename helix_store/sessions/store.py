@@ -10,4 +10,4 @@ from helix_store.sessions.calls.waiting import WaitingCalls
 
 
 class StateStoreBase(SessionCalls, MessageCalls, StepCalls, CheckpointCalls, WaitingCalls):
-    """The state store of the contract; a subclass passes the back end."""
+    """The state store of the contract; subclasses pass the back end."""

@@ -48,7 +48,7 @@ _SHARE_OF_COMPLETED: Final = 4
 def checked_calls(calls: Any, *, requested_at: int, limits: Limits) -> dict[str, dict[str, Any]]:
     """Return the entries of new calls, complete and in order. Raises `InvalidPayload` and `LimitExceeded`.
 
-    Unknown keys stay in the entry. An entry can have up to ``max_message_bytes``.
+    Unknown keys are kept in the entry. An entry can be up to ``max_message_bytes`` long.
     """
     if not isinstance(calls, Mapping):
         raise InvalidPayload(path="/calls", reason="expected a dict of calls by tool call id")
@@ -139,7 +139,7 @@ class ToolCalls:
 
     @property
     def answers(self) -> dict[str, dict[str, Any]]:
-        """The answers that have not been taken yet."""
+        """The answers that the agent has not taken yet."""
         return {
             tool_call_id: _answer_of(entry)
             for tool_call_id, entry in self.pending.items()
@@ -239,7 +239,7 @@ class ToolCalls:
         completed = self.kept(limits)
         approved: dict[str, Any] = {}
         if self._has_approved:
-            # Each approved call was within a limit, so the column has none.
+            # Each approved call was within a limit, so the column itself has none.
             approved["approved_tool_calls"] = _column("approved_tool_calls", self.approved, AS_STORED)
         return {
             **approved,
@@ -250,12 +250,12 @@ class ToolCalls:
 
 
 def _entry(value: Any) -> dict[str, Any]:
-    """Return the entry, or an empty dict for a value of another type, which a saved state may hold."""
+    """Return the entry, or an empty dict if a saved state holds a value of another type there."""
     return value if type(value) is dict else {}
 
 
 def _answer_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer in an entry; it has the input and its digest if the input was changed."""
+    """Return the answer in an entry, including the input and its digest if the input was changed."""
     answer = {name: entry[name] for name in _ANSWER_FIELDS if name in entry}
     if EDITED_FROM in entry and entry.get("approved") is True:
         answer |= {name: entry[name] for name in ("input", "digest")}
@@ -263,7 +263,7 @@ def _answer_of(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored(column: str | None) -> dict[str, Any]:
-    """Return the contents of a column of calls, or of their owners. Raises `IntegrityFault`."""
+    """Return the contents of a column of calls, or of a column of their owners. Raises `IntegrityFault`."""
     return {} if column is None else decode_object(column)
 
 
@@ -337,7 +337,7 @@ def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToo
 
 
 def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
-    """Return `due_calls`; for an unreadable row log a warning instead, so that other sessions continue."""
+    """Return `due_calls`; for an unreadable row, log a warning instead, so that other sessions continue."""
     try:
         return due_calls(session_id, pending, now)
     except IntegrityFault as fault:

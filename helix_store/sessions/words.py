@@ -1,4 +1,4 @@
-"""The words of a session, as a search reads them: from its title, its user, its tags and its id."""
+"""The words of a session that a search reads: those of its title, its user, its tags and its id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEARCHED_TEXT: Final = (
     "((COALESCE({title}, '') || ' ' || {session_id} || ' ' || COALESCE({user_id}, '') || ' ' || {tags}::text)"
     ' COLLATE pg_catalog."default")'
 )
-"""The indexed text. Ids have the collation C, in which only ASCII letters have two cases."""
+"""The indexed text. Ids have the collation C, in which only ASCII letters have an upper and a lower case."""
 
 HAS_INDEX: Final = Statement(
     "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_index "
@@ -25,7 +25,7 @@ HAS_INDEX: Final = Statement(
 
 
 class Contains(Func):
-    """A condition: the title, user, tags or id of a session contain a word, in letters of any case."""
+    """The condition that the title, user, tags or id of a session contain a word, ignoring case."""
 
     columns = ("title", "session_id", "user_id", "tags")
 

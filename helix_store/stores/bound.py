@@ -220,7 +220,7 @@ class BoundSession:
 
 
 def _pauses(attempts: int) -> Iterator[float]:
-    """Yield the seconds to wait after each attempt but the last, growing and with random jitter."""
+    """Yield the seconds to wait after each attempt except the last, growing and with random jitter."""
     validation.whole_number(attempts, "attempts", minimum=1)
     for attempt in range(attempts - 1):
         yield random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt)  # noqa: S311  jitter, not a secret

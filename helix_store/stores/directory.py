@@ -24,7 +24,7 @@ _LARGEST_PAGE: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryPage(Page[tuple[str, SessionHead]]):
-    """Sessions with their tenants. ``total`` is ``None`` unless the query counts."""
+    """The sessions of a page, with their tenants. ``total`` is ``None`` if the query does not count."""
 
     sessions: list[tuple[str, SessionHead]]
     total: int | None
@@ -73,7 +73,7 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneSummary(Serializable):
-    """The progress of a prune: the sessions with checkpoints to drop, and the dropped checkpoints."""
+    """The progress of pruning: the sessions with checkpoints to delete, and the deleted checkpoints."""
 
     sessions: int = 0
     checkpoints: int = 0
@@ -164,7 +164,7 @@ class SessionDirectory:
     ) -> Iterator[PruneSummary]:
         """Drop all but the newest ``keep`` checkpoints of each session; yield the totals after each session.
 
-        With ``before``, only checkpoints made before that time are dropped. Runs one transaction per session,
+        With ``before``, only checkpoints made before that time are deleted. Runs one transaction per session,
         under its lock; safe to stop and to repeat. The current state, messages and graphs are kept. A
         ``dry_run`` rolls each transaction back.
         """
@@ -199,7 +199,7 @@ class SessionDirectory:
 def _grown(
     root_id: str, heads: dict[str, SessionHead], children: dict[str, dict[str, SubSessionRef | None]]
 ) -> TreeNode:
-    """Return the tree below a session, breadth first: a session appears where it is first reached."""
+    """Return the tree below a session, breadth first: each session appears where it is first reached."""
     root = TreeNode(session_id=root_id, head=heads[root_id], ref=None, children=[])
     placed = {root_id}
     row = [root]

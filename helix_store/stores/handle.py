@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 
 class SessionHandle(BoundSession):
-    """One session of a store. A handle sends no query before its first call and never reads ahead.
+    """One session of a store. A handle sends no query before its first call, and never reads ahead.
 
     Every write carries ``fencing_token``. The store is any `StateStore`, from this package or a third party;
     the handle makes only its public calls.
@@ -47,9 +47,9 @@ class SessionHandle(BoundSession):
         """Return a turn for ``with`` or ``async with``: one worker drives the session until it ends or waits.
 
         By default, ``locks`` and ``usage`` belong to the same database and tenant. ``ttl`` is a duration or
-        milliseconds. Entering raises `SessionBusy` while another worker drives the session. Entering and each
-        commit receive due posts, unless ``receive`` is false. Each step holds the estimates in the budgets
-        that apply to the session.
+        milliseconds. Entering raises `SessionBusy` while another worker drives the session. Entering the turn
+        and each commit receive due posts, unless ``receive`` is false. Each step holds the estimates in the
+        budgets that apply to the session.
         """
         return Turn(
             self,

@@ -28,7 +28,7 @@ from helix_store.usage.store import InMemoryUsageStore
 
 
 class InMemoryStateStore(OpensSessions, StateStoreBase):
-    """Sessions in the memory of this process, with the contract of the database store; for tests and trials.
+    """Sessions in the memory of this process, with the contract of the database store; for experiments too.
 
     Stores with the same ``world`` share their data; by default each store gets a new one.
     """
@@ -75,7 +75,7 @@ class InMemoryStateStore(OpensSessions, StateStoreBase):
 
 
 class InMemoryStore(StoreBase):
-    """All stores for one tenant in the memory of this process; for tests and trials.
+    """All stores for one tenant in the memory of this process; for tests and experiments.
 
     Stores with the same ``world`` share their data; by default each store gets a new one. Stores of the same
     world and tenant are equal.
@@ -121,7 +121,7 @@ class InMemoryStore(StoreBase):
         Other threads wait until it ends. An exception restores the data of all stores of the world and
         propagates. Signals are sent during the block.
         """
-        # A table is only saved if it exists before the block.
+        # A table is saved only if it existed before the block.
         _ = self.locks, self.usage, self.budgets, self.streams
         return StoreTransaction(self.world.transaction())
 

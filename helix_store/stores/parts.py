@@ -32,7 +32,7 @@ class Parts:
     """The stores of one database and tenant, and their common transaction."""
 
     is_atomic = True
-    """True if several calls can be one transaction, or if all are lost when the process ends."""
+    """True if several calls can be one transaction, or if the data is lost anyway when the process ends."""
 
     sessions: StateStore
 
@@ -54,7 +54,7 @@ class Parts:
 
     @property
     def connection_of_caller(self) -> BaseDatabaseWrapper | None:
-        """The connection with the caller's transaction that the writes are part of, if there is one.
+        """The connection whose open transaction the caller's writes are part of, if there is one.
 
         Other connections cannot see these writes until that transaction is committed.
         """
@@ -93,7 +93,7 @@ class Parts:
     def commit_step(self, step: StepWrite) -> CommittedStep:
         """Commit a step and the calls that belong to it, in one transaction if the store has transactions.
 
-        Raises `ConflictError` if any change that the step staged is gone.
+        Raises `ConflictError` if any change that the step staged no longer exists.
         """
         raise NotImplementedError
 
@@ -108,10 +108,10 @@ class HasParts:
 
 
 class ThirdPartyStore(Parts):
-    """A state store that has only the calls of the contract.
+    """A state store that only has the calls of the contract.
 
-    A process can be killed between two calls. Calls made before a step are valid or have no effect without
-    it; calls made after it can be repeated from the stored data.
+    A process can be killed between two calls. A call made before a step must be valid or have no effect
+    without the step; a call made after it must be repeatable from the stored data.
     """
 
     is_atomic = False
@@ -146,9 +146,9 @@ class ThirdPartyStore(Parts):
         return replace(step, record=None).written_by(self._save)
 
     def _save(self, step: StepWrite) -> CommittedStep:
-        """Promote staged changes here: the store could also promote them, but would not return them.
+        """Promote staged changes here: the store could also do this, but it would not return them.
 
-        If removing them succeeds, nobody else has removed them in the meantime.
+        If this process removes them, nobody else has removed them in the meantime.
         """
         store, session_id, step_id = self.sessions, step.session_id, step.info.step_id
         state = step.state

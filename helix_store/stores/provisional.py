@@ -13,7 +13,7 @@ from helix_store.core.types import SessionState
 
 
 class Progress(NamedTuple):
-    """How far a turn has come: the state, and whether a step has ended the run or the turn."""
+    """The progress of a turn: the state, and whether a step has ended the run or the turn."""
 
     state: SessionState
     run_has_ended: bool = False
@@ -63,7 +63,7 @@ class ProvisionalSteps(list[_Step]):
 
 
 def may_wait_here() -> bool:
-    """Return whether this code may query a database: code in an event loop must not."""
+    """Return whether this code may query a database, which is not allowed in an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

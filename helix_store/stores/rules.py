@@ -1,4 +1,4 @@
-"""Rules about the calls that a session waits for, and about the states that request them. Pure Python."""
+"""Rules for the calls that a session waits for, and for the states that request them. Pure Python."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def is_suspended(state: SessionState) -> bool:
 
 
 class Standing(NamedTuple):
-    """How a session stands before a turn."""
+    """The situation of a session before a turn."""
 
     answers: dict[str, dict[str, Any]]
-    """The answers that the turn is offered, by tool call id."""
+    """The answers that are offered to the turn, by tool call id."""
     is_suspended: bool
-    """Whether `resume` can continue the session."""
+    """True if `resume` can continue the session."""
     can_continue: bool
-    """Whether the session has not ended and waits for nobody's answer."""
+    """True if the session has not ended and does not wait for an answer."""
 
 
 def standing_of(state: SessionState) -> Standing:
@@ -80,7 +80,7 @@ def _completed(tool_call_id: Any, call: Any, run_id: str | None) -> Any:
 
 
 def take(state: SessionState, tool_call_ids: Container[str], limits: Limits) -> None:
-    """Move the answers that a turn has offered to the completed calls of a state."""
+    """Move the answers that were offered to a turn to the completed calls of a state."""
     calls = calls_of(state)
     if calls.take(tool_call_ids):
         state.pending_client_tool_calls = calls.pending
@@ -107,7 +107,7 @@ def ask(state: SessionState, entries: Mapping[str, dict[str, Any]], *, step_id: 
 
 
 def outcome_of(state: SessionState) -> tuple[RunStatus, str | None]:
-    """Return the status, and the reason, of a run whose last step stored this state."""
+    """Return the status and the reason of a run whose last step stored this state."""
     if state.status == SessionStatus.FAILED:
         return RunStatus.FAILED, validation.failure_reason(state.failure_reason)
     if is_suspended(state):
@@ -122,7 +122,7 @@ def end_of_run(
     *,
     was_ended: bool,
 ) -> tuple[RunStatus, str | None]:
-    """Return the status, and the reason, of the run of a turn that ends with this state or error."""
+    """Return the status and the reason of the run of a turn that ends with this state or error."""
     if error is not None:
         return RunStatus.FAILED, type(error).__name__
     if interrupt is not None:

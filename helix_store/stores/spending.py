@@ -1,4 +1,4 @@
-"""What a turn spends and holds: usage that is not recorded yet, and the estimate of its open step."""
+"""The spending of a turn: usage that is not recorded yet, and the estimate of its open step."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Spending:
         self._entries: list[UsageEntry] = []
         self._added = 0
         self._recorded = 0
-        """The number of entries that are recorded in a transaction of the caller."""
+        """The number of entries that have been recorded in a transaction of the caller."""
         self._sent = 0
-        """The number of entries that the last recording has reached, until `settle`."""
+        """The number of entries that the last recording covered, until `settle`."""
         self._mutex = threading.Lock()
 
     # Usage
 
     def add(self, run: Run, state: SessionState, kind: UsageKind, **own: Any) -> None:
-        """Add an entry of the step after this state. Raises `InvalidPayload`."""
+        """Add an entry for the step after this state. Raises `InvalidPayload`."""
         with self._mutex:
             entry = UsageEntry(
                 kind=kind,
@@ -51,7 +51,7 @@ class Spending:
                 timestamp=time.time_ns() // 1_000_000,
                 source=UsageSource(type="agent", name=state.agent_type),
                 run_id=run.run_id,
-                # The id belongs to this run alone: another attempt's usage is additional.
+                # The id belongs to this run alone: another attempt's usage is counted in addition.
                 id=f"{run.run_id}:{self._added + 1}",
                 **own,
             )
@@ -67,8 +67,8 @@ class Spending:
     # Budgets
 
     def look_for_budgets(self, state: SessionState) -> None:
-        """Note whether any budget applies to the session."""
-        # A loaded state need not say whether budgets exist; then assume that they do.
+        """Record whether any budget applies to the session."""
+        # A loaded state need not say whether budgets exist, so assume that they do.
         may_be_capped = getattr(state, "_is_capped", True) and self._parts.is_atomic
         self.is_capped = may_be_capped and self._parts.budgets._applies(_spender(state))
 
@@ -81,7 +81,7 @@ class Spending:
     # Commits
 
     def to_record(self) -> Callable[[], object] | None:
-        """Return the call that records new entries and releases the hold; ``None`` without either."""
+        """Return the call that records new entries and releases the hold, or ``None`` if there is neither."""
         record = self._record if len(self._entries) > self._recorded else None
         return record if self._held is None else partial(self._parts.budgets._settle, self._held, record)
 
@@ -102,7 +102,7 @@ class Spending:
             self.settle(is_provisional=False)
 
     def settle(self, *, is_provisional: bool) -> None:
-        """Drop the hold and the entries that are recorded; keep them in an open transaction of the caller."""
+        """Drop the hold and the recorded entries, but keep those in an open transaction of the caller."""
         with self._mutex:
             self._held = None
             if is_provisional:
@@ -119,7 +119,7 @@ class Spending:
             self._recorded = 0
 
     def caller_rolled_back(self) -> None:
-        """Mark the entries as unrecorded that were recorded in transactions of the caller."""
+        """Mark the entries that were recorded in transactions of the caller as unrecorded."""
         with self._mutex:
             self._recorded = 0
 

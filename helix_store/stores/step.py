@@ -1,4 +1,4 @@
-"""One atomic step: a worker's actions between loading a session and committing it."""
+"""One atomic step: everything that a worker does between loading a session and committing it."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ from helix_store.stores import rules
 from helix_store.stores.bound import BoundSession
 
 _NOT_OURS: Final = (FencedOutError, LockLostError)
-"""After these errors, another worker may be in the step and own its staged changes."""
+"""After these errors, another worker may be in the same step and own its staged changes."""
 
 _OF_AN_ATTEMPT: Final = frozenset({"requested_at", "deadline", "run_id"})
-"""The fields that differ when a repeated step makes the same call again."""
+"""The fields that differ if a repeated step makes the same call again."""
 
 _logger = logging.getLogger(__name__)
 
@@ -68,11 +68,11 @@ class _Phase(Enum):
 
 
 class Step(BothContexts):
-    """One step of a session. Entering loads the state; leaving commits the whole step, or nothing.
+    """One step of a session. Entering it loads the state; leaving it commits the whole step, or nothing.
 
-    The commit carries the loaded version and the handle's fence, so it raises `StaleStateError` or
-    `FencedOutError` if somebody else has written since then. An exception in the block commits nothing,
-    discards the step's staged changes, and propagates. A step can be used only once.
+    The commit passes the loaded version and the handle's fence, so it raises `StaleStateError` or
+    `FencedOutError` if somebody else has written since. An exception in the block commits nothing, discards
+    the step's staged changes, and propagates. A step can be used only once.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class Step(BothContexts):
 
     @property
     def id(self) -> str:
-        """The step id. Empty before the step begins, unless an id was passed."""
+        """The step id. It is empty before the step begins, unless an id was passed."""
         return self._id or ""
 
     @property
     def state(self) -> SessionState:
-        """The loaded state, to change in place; after the step, the committed state with its version.
+        """The loaded state, which you change in place; after the step, the committed state with its version.
 
         Its ``updated_at`` stays at the loaded time: a commit does not return the time at which it was stored.
         """
@@ -169,7 +169,7 @@ class Step(BothContexts):
     # In the block
 
     def say(self, *messages: AnyMessage) -> None:
-        """Append messages with the commit."""
+        """Append messages when the step commits."""
         checked_messages(messages)
         with self._working("say"):
             self._messages += messages
@@ -198,7 +198,7 @@ class Step(BothContexts):
             self._staged[tool_call_id] = copy.deepcopy(changes)
 
     def wait_for(self, calls: Mapping[str, AnyToolCall]) -> None:
-        """Suspend the session with the commit until each call is answered.
+        """Suspend the session when the step commits, until each call is answered.
 
         ``calls`` are entries by tool call id. A ``deadline`` is a duration, an aware time, or epoch
         milliseconds; with ``on_expiry`` "reject", the call is an approval. To keep data for the next turn,
@@ -214,7 +214,7 @@ class Step(BothContexts):
                 limits=self.session._parts.limits,
             )
             asked = {**self._asked, **entries}
-            # An invalid call fails here, in the line that makes it, and not at the end of the block.
+            # An invalid call fails in the line that makes it, and not at the end of the block.
             self._ask(copy.copy(self.state), asked)
             root_id = rules.other_root(self.state)
             root = None if root_id is None else self.session.store.load_state(root_id)
@@ -224,7 +224,7 @@ class Step(BothContexts):
             self._asked = asked
 
     def use_approval(self, tool_call_id: str) -> ApprovedCall:
-        """Return the call that was approved, edited or not, and mark it as used with the commit.
+        """Return the call that was approved, edited or not, and mark it as used when the step commits.
 
         It is read from the database, not from `state`. Raises `NotApproved`, and `ApprovalUsed` if a
         committed step has used it.
@@ -240,7 +240,7 @@ class Step(BothContexts):
             return replace(call, input=copy_json(call.input), actors=list(call.actors))
 
     def finish(self, output: Any = None) -> None:
-        """Complete the session with the commit, unless the commit of a turn finds a due post.
+        """Complete the session when the step commits, unless the commit of a turn finds a due post.
 
         In that case the session stays active without the output, and the turn continues.
         """
@@ -251,14 +251,14 @@ class Step(BothContexts):
             self.state.output = output
 
     def fail(self, reason: str | None = None) -> None:
-        """Fail the session with the commit; the step's messages and changes are stored."""
+        """Fail the session when the step commits; the step's messages and changes are stored."""
         with self._working("fail"):
             self._require_going_on(finishing=True)
             self.state.status = SessionStatus.FAILED
             self.state.failure_reason = reason
 
     def end_turn(self) -> None:
-        """End the turn with the commit, unless the commit receives posts. The session stays active.
+        """End the turn when the step commits, unless the commit receives posts. The session stays active.
 
         It has no effect in a step outside a turn.
         """
@@ -276,7 +276,7 @@ class Step(BothContexts):
 
     @contextmanager
     def _working(self, call: str) -> Iterator[None]:
-        """Run one call of the block at a time; leaving waits for calls in other threads."""
+        """Run one call of the block at a time; leaving the block waits for calls in other threads."""
         with self._mutex:
             if self._phase is not _Phase.OPEN:
                 raise ConflictError(
@@ -301,7 +301,7 @@ class Step(BothContexts):
         else:
             self._take_offered(state)
         if self._operation_id is not None:
-            # It represents the state in the digest of the step: a repeat starts from a later state.
+            # It represents the state in the digest of the step, because a repeat starts from a later state.
             state._intent = self._intent()
         write = self._to_write(state, record)
         commit, custom_state = self.session._parts.commit_step(write)
@@ -353,7 +353,7 @@ class Step(BothContexts):
         return Reception(continued)
 
     def _intent(self) -> str:
-        """Return the block's changes except messages as text, which is the same if the step is repeated."""
+        """Return the block's changes except messages, as text that is the same if the step is repeated."""
         has_ended = self.state.status in TERMINAL_STATUSES
         return encode(
             {
@@ -372,7 +372,7 @@ class Step(BothContexts):
         )
 
     def _consequences(self) -> list[Callable[[], object]]:
-        """Return the calls that follow a question: its record on the root session, and the end of the run."""
+        """Return the calls that follow a question: the record on the root session, and the end of the run."""
         calls: list[Callable[[], object]] = []
         if not self._asked:
             return calls
@@ -414,7 +414,7 @@ class Step(BothContexts):
             store.discard_staging(session_id, self.id)
 
     def _give_up(self, error: BaseException) -> None:
-        """Discard staged changes. An error during clean-up must not mask the original one."""
+        """Discard staged changes. An error during the cleanup must not mask the original one."""
         try:
             if self._staged and not isinstance(error, _NOT_OURS):
                 self._require_lock()

@@ -68,7 +68,7 @@ class StoreBase(Parts, OpensSessions):
 
 
 class StoreTransaction(BothContexts):
-    """One transaction over all parts of a store. It can be used only once."""
+    """One transaction over all parts of a store. It can only be used once."""
 
     def __init__(self, block: AbstractContextManager[object]) -> None:
         self._block = block
@@ -92,6 +92,6 @@ class StoreTransaction(BothContexts):
 
     async def __aenter__(self) -> Self:
         if conf.async_threads():
-            # The calls of the block would run in other threads, outside the transaction.
+            # The calls in the block would run in other threads, outside the transaction.
             raise OutsideTransaction
         return await super().__aenter__()

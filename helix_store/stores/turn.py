@@ -55,9 +55,9 @@ class Turn(BothContexts):
     """The lock of a session and one run, from `__enter__` to `__exit__`.
 
     Entering takes the lock and keeps it alive, resumes a session whose calls are answered, receives due
-    posts, and starts a run that supersedes the run of a worker that died. If the session has ended or still
-    waits, the turn is not active and has no run. Leaving ends the run according to the stored state and
-    releases the lock.
+    posts, and starts a run that supersedes the run of a worker that died. If the session has ended or is
+    still waiting, the turn is not active and has no run. Leaving ends the run according to the stored state
+    and releases the lock.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Turn(BothContexts):
         """The state of the last step, or the state at the start of the turn.
 
         A step in the caller's transaction counts unless that transaction, or its savepoint, is rolled back.
-        After a rollback, this is the stored state; inside an event loop, which cannot query the store, it is
+        After a rollback, this is the stored state; in an event loop, where the store cannot be queried, it is
         the state before that step until the next step begins.
         """
         return self._current().state
@@ -141,9 +141,9 @@ class Turn(BothContexts):
         """Return the next step, with the fence and the run of this turn.
 
         Entering the step raises `TurnInterrupted` if somebody asked the session to stop: that ends the turn,
-        or is raised again by each later call. `BudgetExceeded`, which is raised if a budget of the session
-        does not allow the step, has the same effect. The step holds the estimates, by default those of the
-        turn, until it ends. Raises `ConflictError` if the turn is not active.
+        or is raised again by each later call. If a budget of the session does not allow the step,
+        `BudgetExceeded` is raised, with the same effect. The step holds the estimates, by default those of
+        the turn, until it ends. Raises `ConflictError` if the turn is not active.
         """
         if self._interrupt is not None:
             raise self._interrupt
@@ -174,7 +174,7 @@ class Turn(BothContexts):
         self._spend(UsageKind.TOKENS, model=model, tokens=counts, cost_usd=cost_usd)
 
     def tool(self, name: str, success: bool, duration: Duration) -> None:
-        """Record a tool call and its duration (a `timedelta` or ms) as `tokens` does. Safe in any thread."""
+        """Record a tool call and its duration (a `timedelta` or ms), as `tokens` does. Safe in any thread."""
         duration_ms = validation.milliseconds(duration, "duration")
         self._spend(UsageKind.TOOL, tool_name=name, success=success, duration_ms=duration_ms)
 
@@ -186,7 +186,7 @@ class Turn(BothContexts):
     def receive(self) -> list[Message]:
         """Receive due posts now, unless tool calls are open, and return their messages.
 
-        Raises `ConflictError` in an open step and if the turn is not active.
+        Raises `ConflictError` in an open step, and if the turn is not active.
         """
         self.session._require_no_step("receive")
         self._require_lock()
@@ -206,7 +206,7 @@ class Turn(BothContexts):
         if self._is_used:
             raise ConflictError("A turn is used once; begin another one with turn().")
         self._is_used = True
-        # Load before locking: a lock taken for a session that does not exist would be stored forever.
+        # Load before locking: a lock acquired for a session that does not exist would be stored forever.
         state = self.session.load()
         lock = self._locks.acquire(self.session.id, ttl_ms=self._ttl_ms, owner=self._owner)
         if lock is None:
@@ -225,7 +225,7 @@ class Turn(BothContexts):
     def _attempted(
         self, call: Callable[[SessionState], R], state: SessionState, *errors: type[Exception]
     ) -> R:
-        """Make a call with a loaded state; after these errors, repeat it with the state of that moment."""
+        """Make a call with a loaded state; after these errors, repeat it with the state at that moment."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return call(state)
@@ -234,7 +234,7 @@ class Turn(BothContexts):
         return call(state)
 
     def _taken_up(self, state: SessionState) -> SessionState:
-        """Resume the session, unless it has ended or waits, and return its state.
+        """Resume the session unless it has ended or is waiting, and return its state.
 
         Raises `ConflictError` if another worker resumed or ended it after it was loaded.
         """
@@ -249,7 +249,7 @@ class Turn(BothContexts):
                 return state
         self.results = standing.answers
         self._spending.look_for_budgets(state)
-        # A loaded state need not say whether posts are waiting; then assume that they are.
+        # A loaded state need not say whether posts are waiting, so assume that they are.
         may_receive = self._receives and self.session._has_posts and getattr(state, "_has_posts", True)
         if standing.is_suspended:
             state = store.resume(session_id, expected_version=state.version, fencing_token=token)
@@ -260,7 +260,7 @@ class Turn(BothContexts):
         return state if was_active else self.session.load()
 
     def _settle(self, state: SessionState) -> None:
-        """Finish the work that a worker left unfinished when it died after its last step."""
+        """Finish the work that a worker left unfinished if it died after its last step."""
         store, session_id = self.session.store, self.session.id
         asked = rules.calls_of(state).unanswered
         if asked and rules.other_root(state) is not None and not self.session._parts.is_atomic:
@@ -308,7 +308,7 @@ class Turn(BothContexts):
         try:
             self._end_run(run.run_id, status, reason, step_count=state.step_count, error=failure)
         except (ConflictError, FencedOutError):
-            # The run was superseded: another worker has the session, and every step of this turn is stored.
+            # The run was superseded: another worker has the session, but every step of this turn is stored.
             _logger.info("The run %r was superseded before its turn ended.", run.run_id)
 
     def _end_run(
@@ -419,7 +419,7 @@ class _TurnStep(Step):
     def _give_up(self, error: BaseException) -> None:
         super()._give_up(error)
         if self.session._parts.connection_of_caller is not None:
-            # The error rolls back the caller's transaction with the usage in it; the turn records the usage
+            # The error rolls back the caller's transaction, including the usage; the turn records the usage
             # later.
             return
         try:

@@ -46,8 +46,8 @@ class MessageCalls(StoreCalls):
     ) -> MessagePage:
         """Return a page of the history; ``limit=None`` reads to the end.
 
-        With ``order="desc"`` the newest message comes first and ``offset`` counts from the end. Without
-        thinking, the returned messages omit the key ``thinking`` and content parts of type thinking or
+        With ``order="desc"`` the newest message comes first and ``offset`` counts from the end. If thinking
+        is not included, the returned messages omit the key ``thinking`` and content parts of type thinking or
         reasoning. Raises `SessionNotFound`.
         """
         validation.identifier(session_id, "session_id")
@@ -104,11 +104,11 @@ class MessageCalls(StoreCalls):
     ) -> Post:
         """Store a message that the next commit of a turn receives, and return the post.
 
-        One transaction under the session's lock, which changes no history, state or version. The post is due
-        at ``not_before`` (an aware datetime or epoch milliseconds), or at once. With a ``key`` a repeat
-        returns the first post; another message, author or time under the key raises `IdempotencyConflict`.
-        Raises `SessionEnded` for a session that has ended, and `LimitExceeded` while ``max_waiting_posts``
-        wait.
+        One transaction under the session's lock, which does not change the history, the state or the version.
+        The post is due at ``not_before`` (an aware datetime or epoch milliseconds), or at once. With a
+        ``key`` a repeat returns the first post; another message, author or time under the key raises
+        `IdempotencyConflict`. Raises `SessionEnded` for a session that has ended, and `LimitExceeded` if
+        ``max_waiting_posts`` are already waiting.
         """
         validation.identifier(session_id, "session_id")
         limits = self.limits
@@ -125,8 +125,8 @@ class MessageCalls(StoreCalls):
     ) -> PostPage:
         """Return a page of the posts in these states, in the order in which they were posted.
 
-        ``states`` are any of ``waiting``, ``received`` and ``withdrawn``; ``limit`` is 1 to 200 (above means
-        200). Raises `SessionNotFound`, `InvalidCursor` and `InvalidQuery`.
+        ``states`` contains any of ``waiting``, ``received`` and ``withdrawn``; ``limit`` is 1 to 200 (larger
+        values mean 200). Raises `SessionNotFound`, `InvalidCursor` and `InvalidQuery`.
         """
         validation.identifier(session_id, "session_id")
         chosen, size = checked_states(states), validation.page_limit(limit)
@@ -156,8 +156,8 @@ class MessageCalls(StoreCalls):
     ) -> list[Message]:
         """Move due posts into the history, and return their messages in order of due time and sequence.
 
-        One transaction and one version; without due posts, nothing is written. Open tool calls do not prevent
-        this. Raises `StaleStateError`, and `SessionEnded` for a session that has ended.
+        Runs in one transaction and writes one version; if no posts are due, nothing is written. Open tool
+        calls do not prevent this. Raises `StaleStateError`, and `SessionEnded` for a session that has ended.
         """
         validation.identifier(session_id, "session_id")
         if limit is not None:
@@ -168,8 +168,8 @@ class MessageCalls(StoreCalls):
     def find_due_posts(self, *, limit: int = 200) -> list[DuePost]:
         """Return the sessions with due posts that a turn could receive now, the longest due first.
 
-        Sessions that have ended, that wait for an answer, or that are locked are left out. The database's
-        clock decides. ``limit`` is 1 to 1,000 (above means 1,000).
+        Sessions that have ended, that are waiting for an answer, or that are locked are left out. The
+        database's clock decides. ``limit`` is 1 to 1,000 (larger values mean 1,000).
         """
         return self._backend.posts.due(validation.page_limit(limit, maximum=MOST_DUE_POSTS))
 

@@ -152,7 +152,7 @@ class StepCalls(StoreCalls):
     def _stage(
         self, session_id: str, step_id: str, staged: StagedChanges | AnyStagedChanges
     ) -> StagedRow | None:
-        """Stage a change, and return its row if a step of a handle can promote it without reading it."""
+        """Stage a change, and return its row if a step of a handle can promote the row without reading it."""
         changes = staged if isinstance(staged, StagedChanges) else StagedChanges.from_dict(staged)
         validation.arguments(
             _STEP_RULES, session_id=session_id, step_id=step_id, tool_call_id=changes.tool_call_id
@@ -240,10 +240,10 @@ class StepCalls(StoreCalls):
         return self._commit_step(write)[0]
 
     def _commit_step(self, step: StepWrite) -> CommittedStep:
-        """Commit a step, also for a handle, without its calls.
+        """Commit a step, also on behalf of a handle, without the handle's calls.
 
         A handle passes what it staged and the approvals that it uses, which it has read at the expected
-        version. Raises `ConflictError` if any of these changes is gone.
+        version. Raises `ConflictError` if any of these changes no longer exists.
         """
         info, state = step.info, step.state
         validation.arguments(
@@ -258,13 +258,13 @@ class StepCalls(StoreCalls):
             operation_id=step.operation_id,
         )
         limits = conf.limits(self._given_limits)
-        # This refuses anything but a state, so the parts of the state are read afterwards.
+        # This refuses anything but a state, so the parts of the state are read only afterwards.
         encoded = encode_state(
             state,
             limits,
             step.session_id,
             step_count=info.step_count,
-            # The digest of an operation needs the text that any process would write.
+            # The digest of an operation needs the same text that any process would write.
             reuse_texts=step.operation_id is None,
         )
         request = StepRequest(

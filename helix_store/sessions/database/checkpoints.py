@@ -105,7 +105,7 @@ class DatabaseCheckpoints(DatabaseOperations):
         columns = written_columns(encode_state(state, AS_STORED), vars(head))
         if not head.current_is_checkpoint:
             CheckpointRow.objects.using(self.db.alias).filter(pk=current_key(head)).delete()
-        # The deltas from a base belong to the steps right after it: no remaining checkpoint needs a deleted
+        # The deltas of a base belong to the steps directly after it: no remaining checkpoint needs a deleted
         # one, and no remaining base loses all of its deltas.
         CheckpointRow.objects.using(self.db.alias).filter(
             session_id=head.pk,

@@ -46,7 +46,7 @@ def read_current(db: Database, head: Session) -> tuple[dict[str, Any], str]:
 def write_current(
     db: Database, head: Session, *, payload: str, envelope: str, version: int, at: datetime
 ) -> dict[str, object]:
-    """Store a state that no checkpoint records, and return the head columns that point at it.
+    """Store a state that no checkpoint records, and return the head columns that point to it.
 
     A checkpoint is never overwritten. A row of kind ``state`` is, so it must not be the base of a delta.
     """
@@ -84,7 +84,7 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
             row.update(payload=apply_deltas(base_of(base_id, base) or "", [payload]), base_id=None)
         Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
         head.current_is_checkpoint, head.base_key = False, None
-    # This includes bases that only doomed checkpoints need; `drop_unneeded_bases` removes them.
+    # This includes bases that only the deleted checkpoints need; `drop_unneeded_bases` removes them.
     deltas = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, base__isnull=False)
     needed = doomed.filter(pk__in=deltas.values("base_id"))
     demoted += needed.update(kind=CheckpointKind.BASE, checkpoint_id=None)
@@ -94,7 +94,7 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
 
 
 def keep_checkpoints(db: Database, head: Session, keep: int, before: datetime | None = None) -> int:
-    """Drop the step checkpoints beyond the newest ``keep``, or only those made before a time.
+    """Delete the step checkpoints beyond the newest ``keep``, or of these only those made before a time.
 
     Return their number.
     """

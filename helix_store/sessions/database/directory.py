@@ -78,8 +78,8 @@ class DatabaseDirectory(DatabaseOperations):
         after: int,
         limit: int,
     ) -> list[tuple[int, str, str]]:
-        """Return sessions after a key with over ``keep`` step checkpoints, the oldest ``before`` a time, each
-        by its surrogate key, tenant and id.
+        """Return sessions after a key that have more than ``keep`` step checkpoints, the oldest of them
+        ``before`` a time, each as its surrogate key, tenant and id.
         """
         checkpoints = Checkpoint.objects.using(self.db.alias).filter(
             kind=CheckpointKind.STEP, namespace="", session_id__gt=after
@@ -102,7 +102,7 @@ class DatabaseDirectory(DatabaseOperations):
 def select_sessions(
     db: Database, query: SessionQuery, *, of_all_tenants: bool = False
 ) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
-    """Return the page with the tenants, the total if requested, and whether more sessions follow."""
+    """Return the page with its tenants, the total if requested, and whether more sessions follow."""
     sessions = Session.objects.using(db.alias).all() if of_all_tenants else _of_tenant(db, query)
     matching = _filtered(sessions, query)
     total = matching.count() if query.count else None
@@ -118,8 +118,8 @@ def select_sessions(
 
 
 def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
-    # An index over all tenants finds documents. PostgreSQL must therefore know how large this tenant is: if
-    # it assumes a small tenant, it also reads all of the tenant's sessions to intersect the two sets.
+    # An index over all tenants finds the documents. PostgreSQL must therefore know the size of this tenant:
+    # if it assumes a small tenant, it also reads all of the tenant's sessions to intersect the two sets.
     is_by_document = query.tags or query.metadata
     tenant = db.tenant if is_by_document else tenant_parameter(db.tenant)
     return Session.objects.using(db.alias).filter(tenant=tenant)
@@ -127,7 +127,7 @@ def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
 
 def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
     """Return the sessions that match every filter of a query."""
-    # An agent works for many users, so a user or a workspace has fewer sessions than an agent.
+    # An agent works for many users, so there are fewer sessions for a user or a workspace than for an agent.
     is_of_few = query.user_id is not None or query.workspace_id is not None
     sessions = sessions.alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))
     equal: dict[str, Any] = {

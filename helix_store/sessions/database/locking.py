@@ -154,7 +154,7 @@ def changed_columns(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]
 def advance(db: Database, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
     """Write columns of a locked head together with its next version, and return that version.
 
-    Every status change of a locked session goes through this function and is announced by it.
+    Every status change of a locked session goes through this function, which also announces it.
     """
     version = head.version + 1
     update_row(db, Session, head.pk, {"version": version, "updated_at": at or moments.now(), **columns})
@@ -166,6 +166,6 @@ def advance(db: Database, head: Session, *, at: datetime | None = None, **column
 
 
 def touch(db: Database, head: Session) -> None:
-    """Make single statements that wait for this locked row re-read the data that depends on it."""
+    """Make single statements that wait for this locked row reread the data that depends on it."""
     if db.has_row_locks:
         db.execute(TOUCH_SESSION, {"key": head.pk})

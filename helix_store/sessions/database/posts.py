@@ -133,7 +133,7 @@ def receive_due(
 ) -> list[EncodedMessage]:
     """Mark due posts of a locked session as received, and return their messages for the caller to insert.
 
-    ``position`` is the position of the first message.
+    ``position`` is that of the first message.
     """
     most = MAX_BIGINT if limit is None else limit
     rows = db.execute(post_sql.DUE_POSTS, {"key": head.pk, "limit": most})
@@ -165,7 +165,7 @@ def received_at(db: Database, head: Session, version: int) -> list[Message]:
 def announce_due_posts(*, using: str | None = None, tenant: str | None = None, limit: int = 200) -> int:
     """Send `session_posted` for the first due post of each session that `find_due_posts` finds.
 
-    Returns the number of sessions. ``tenant=None`` stands for all tenants of the database ``using``.
+    Returns the number of sessions. ``tenant=None`` means all tenants of the database ``using``.
     """
     limit = validation.page_limit(limit, maximum=MOST_DUE_POSTS)
     db = Database(using, "" if tenant is None else validation.tenant(tenant))
@@ -198,7 +198,7 @@ def find_due_sessions(db: Database, limit: int, *, of_all: bool = False) -> list
     found: list[DueSession] = []
     due_at, key = _FIRST
     while len(found) < limit:
-        # One page is read, unless it contains sessions with only some of their calls answered.
+        # One page is read, unless it contains sessions in which only some of the calls are answered.
         size = limit - len(found)
         page = {"tenant": db.tenant, "due_at": due_at, "key": key, "limit": size}
         rows = [DueSession(*row) for row in db.read(statement, page)]

@@ -1,4 +1,4 @@
-"""Look-up of sessions by id."""
+"""Lookup of sessions by id."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sessions_with_ids(db: Database, session_ids: Collection[str]) -> QuerySet[Se
 def pk_of(db: Database, session_id: str) -> Subquery:
     """Return a subquery for ``session_id`` of a child's row; it matches no row if the session does not exist.
 
-    With a join, PostgreSQL would expect few rows and sort a whole history to find its newest page.
+    With a join, PostgreSQL would expect few rows and sort the whole history to find its newest page.
     """
     return Subquery(session_with_id(db, session_id).values("pk")[:1])
 

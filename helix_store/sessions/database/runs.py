@@ -105,7 +105,7 @@ class DatabaseRuns(DatabaseOperations):
         at = moments.now()
         of_session = RunRow.objects.filter(session_id=OuterRef("pk"))
         running = of_session.filter(status=RunStatus.RUNNING.value)
-        # All that a new run must know about its locked session, in one statement.
+        # Everything that a new run must know about its locked session, in one statement.
         is_taken, running_key, running_token, last_turn, has_interrupt = (
             Session.objects.using(self.db.alias)
             .filter(pk=head.pk)
@@ -246,7 +246,7 @@ class DatabaseRuns(DatabaseOperations):
         pending = None if row is None else interrupt_from(row, session_id)
         standing = standing_request(pending, wanted)
         if standing is wanted:
-            # A run that starts in one statement clears no request that it cannot see.
+            # A run that starts in one statement does not clear a request that it cannot see.
             touch(self.db, head)
             InterruptRow.objects.using(self.db.alias).update_or_create(
                 session_id=head.pk,

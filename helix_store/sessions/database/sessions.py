@@ -53,7 +53,7 @@ from helix_store.sessions.sql import (
 from helix_store.signals import announce, signals_of_status
 
 _ATTEMPTS_TO_INSERT: Final = 5
-"""The limit exists because isolation above READ COMMITTED never sees the session that was in the way."""
+"""The limit exists because isolation above READ COMMITTED never sees the session that caused the conflict."""
 
 
 class DatabaseSessions(DatabaseOperations):
@@ -243,7 +243,7 @@ def insert_session(db: Database, new: NewSession, *, root_session_id: str, at: d
 def lock_or_insert_session(
     db: Database, session_id: str, new: Callable[[], NewSession], guard: Guard, *more_columns: str
 ) -> tuple[Session, bool]:
-    """Lock a session, or insert the one that ``new`` makes; return the head and whether it was inserted.
+    """Lock a session, or insert the one that ``new`` returns; return the head and whether it was inserted.
 
     Also reads ``more_columns``.
     """
@@ -252,7 +252,7 @@ def lock_or_insert_session(
         head = lock_known_session(db, session_id, guard, *more_columns)
         if head is not None:
             return head, is_new
-        # Another writer may insert the session in the meantime: both then use it, unless it is deleted.
+        # Another writer may insert the session in the meantime; both then use it, unless it is deleted.
         with suppress(SessionExists), transaction.atomic(using=db.alias):
             insert_session(db, new(), root_session_id=session_id, at=moments.now())
             is_new = True
@@ -279,7 +279,7 @@ def name_user(db: Database, head: Session, user_id: str | None) -> None:
 
 
 def replace_custom_state(db: Database, head: Session, custom_state: dict[str, Any], envelope: str) -> int:
-    """Write a locked session's changed custom state between checkpoints, and return the new version."""
+    """Write a locked session's changed custom state without a checkpoint, and return the new version."""
     at = moments.now()
     payload = encode_custom_state(custom_state, envelope, db.limits)
     pointer = write_current(db, head, payload=payload, envelope=envelope, version=head.version + 1, at=at)

@@ -67,8 +67,8 @@ from helix_store.signals import announce, signals_of_status
 
 
 class DatabaseSteps(DatabaseOperations):
-    """Staged changes and steps. A write is one statement if the database supports that form, otherwise lock,
-    decision and writes.
+    """Staged changes and steps. A write is one statement if the database supports that form; otherwise it
+    locks, decides and writes.
     """
 
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
@@ -84,7 +84,7 @@ class DatabaseSteps(DatabaseOperations):
         }
 
         def look_first(call_id: str) -> None:
-            # The call may have staged the change even if a step has taken it since.
+            # The call may have staged the change even if a step has promoted it since.
             key = lock_session(self.db, session_id).pk
             taken = Operation.objects.using(self.db.alias).filter(session_id=key, operation_id=call_id)
             staged = StagedChange.objects.using(self.db.alias).filter(
@@ -273,7 +273,7 @@ class DatabaseSteps(DatabaseOperations):
             expected_version = request.guard.expected_version
             before = request.state.version if expected_version is None else expected_version
             if head.version - before > request.keep:
-                # So many later steps were stored that the lost step's checkpoint may have been pruned.
+                # So many later steps were stored that the checkpoint of the lost step may have been pruned.
                 raise OutcomeUnknown(request.name)
         at = moments.now()
         staged = _take_staged(self.db, head, request.step.step_id, at)
@@ -305,7 +305,7 @@ class DatabaseSteps(DatabaseOperations):
         )
         checkpoint = _checkpoint_columns(request, encoded, stored, at)
         checkpoint |= {"session_id": head.pk, "version": commit.new_version, "message_count": message_count}
-        # A state that was waiting between checkpoints becomes this one.
+        # The state that was stored between checkpoints becomes this checkpoint.
         if head.current_id is not None and not head.current_is_checkpoint:
             row_id = head.current_id
             update_row(self.db, Checkpoint, row_id, checkpoint)
@@ -384,8 +384,8 @@ def _read_claims(
     """Return whether the step's run exists, an earlier commit with its operation id, and whether the step
     has due posts to receive.
 
-    One statement after the lock looks up all: an earlier one could miss a duplicate's commit or a post. An
-    operation id that the store made is the id of the checkpoint. Raises `IdempotencyConflict`.
+    One statement after the lock looks up all of this: an earlier one could miss a duplicate's commit or a
+    post. An operation id that the store made is the id of the checkpoint. Raises `IdempotencyConflict`.
     """
     name = request.name if is_repeat else request.operation_id
     if request.run_id is None and name is None and request.reception is None:

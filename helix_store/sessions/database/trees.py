@@ -29,7 +29,7 @@ class TreeBusy(Exception):
 
 
 def tree_keys(db: Database, session_id: str) -> list[int]:
-    """Return the surrogate keys of a session and those below it, none if it is unknown. One query."""
+    """Return the surrogate keys of a session and those below it, or none if it is unknown. One query."""
     rows = db.read(TREE_KEYS, {"tenant": db.tenant, "session_id": session_id})
     return [key for (key,) in rows]
 
@@ -48,7 +48,7 @@ def delete_tree(db: Database, session_id: str, *, keep_usage: bool) -> int:
 
 
 def lock_tree(db: Database, session_id: str, *, wait: bool = True) -> set[int]:
-    """Lock a whole tree and return its keys, none if the session is unknown. Call in a transaction.
+    """Lock a whole tree and return its keys, or none if the session is unknown. Call this in a transaction.
 
     With ``wait=False``, raises `TreeBusy` if another transaction has locked a session of the tree.
     """

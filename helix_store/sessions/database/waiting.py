@@ -224,7 +224,7 @@ def _asked_columns(
 ) -> dict[str, Any]:
     """Return the columns that new calls change in their locked owner, and write the locked root's record.
 
-    A session without its root holds the record itself.
+    If the root does not exist, the session holds the record itself.
     """
     columns: dict[str, Any] = {}
     asked = ToolCalls.of(vars(owner))

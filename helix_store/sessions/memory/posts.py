@@ -94,7 +94,7 @@ def receive_due(draft: SessionRecord, *, limit: int | None = None) -> list[Encod
 
 
 def _waiting(record: SessionRecord) -> list[StoredPost]:
-    """The waiting posts in the order in which they are received."""
+    """The waiting posts, in the order in which they are received."""
     waiting = [each for each in record.posts.values() if each.post.state == "waiting"]
     return sorted(waiting, key=lambda each: (each.due_at, each.post.sequence))
 

@@ -119,7 +119,7 @@ class SessionRecord:
     runs: dict[str, StoredRun] = field(default_factory=dict)
     refs: dict[str, EncodedRef] = field(default_factory=dict)
     snapshots: dict[str, Any] = field(default_factory=dict)
-    """The snapshots of the session, which `checkpointers` writes and reads."""
+    """The snapshots of the session, which the package `checkpointers` writes and reads."""
     posts: dict[str, StoredPost] = field(default_factory=dict)
     interrupt: InterruptRequest | None = None
 
@@ -181,7 +181,7 @@ class SessionRecord:
         return SessionHead(**head_values(self._detached_columns()))
 
     def write(self, **columns: Any) -> int:
-        """Set columns, add one to the version and return it."""
+        """Set columns, increment the version and return it."""
         self.columns.update(
             columns,
             version=self.version + 1,
@@ -191,7 +191,7 @@ class SessionRecord:
         return self.version
 
     def write_state(self, encoded: EncodedState) -> int:
-        """Write a whole state, like `write`. Raises `ConflictError` if the mode differs."""
+        """Write a whole state, as `write` does. Raises `ConflictError` if the mode differs."""
         columns = written_columns(encoded, self.columns)
         self.payload = encoded.payload
         self.envelope = encoded.envelope

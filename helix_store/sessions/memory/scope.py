@@ -1,4 +1,4 @@
-"""The sessions of one tenant, and the methods through which every change of a session goes."""
+"""The sessions of one tenant, and the methods through which every change to a session goes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SessionTable(MemoryRows[SessionRecord]):
 
 
 class TenantScope:
-    """The part of a world that one store works on: its tenant's tables, and its limits."""
+    """The part of a world that one store uses: the tables of its tenant, and its limits."""
 
     def __init__(self, world: MemoryWorld, *, tenant: str, limits: Limits | None) -> None:
         self.world = world
@@ -40,7 +40,7 @@ class TenantScope:
         self._given_limits = limits
 
     def table(self, kind: type[T]) -> T:
-        """Return this tenant's table of this kind."""
+        """Return this tenant's table of a given kind."""
         return self.world.table(kind, self._tenant)
 
     @property
@@ -59,9 +59,9 @@ class TenantScope:
 
     @contextmanager
     def writing(self, session_id: str, guard: Guard = _UNGUARDED) -> Iterator[SessionRecord]:
-        """Yield a draft of the session to change; publish it at the end, or drop it after an exception.
+        """Yield a draft of the session to modify; publish it at the end, or drop it after an exception.
 
-        Every status change goes through this method and is announced by it.
+        Every status change goes through this method, which also announces it.
         """
         with self.lock:
             published = self.require(session_id)

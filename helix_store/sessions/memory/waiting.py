@@ -145,7 +145,7 @@ def _asked_columns(
 ) -> dict[str, Any]:
     """Return the columns that new calls change in their owner's draft, and write the record on its root.
 
-    A session without its root holds the record itself. The lock must be held.
+    If the root does not exist, the session holds the record itself. The lock must be held.
     """
     columns: dict[str, Any] = {}
     asked = ToolCalls.of(owner.columns)
