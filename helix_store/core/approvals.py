@@ -1,4 +1,4 @@
-"""The digest by which a person approves a call, and the approved call that a worker gets."""
+"""The digest that identifies the call that a person approves, and the approved call that a worker gets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _write_canonical: Final = json.JSONEncoder(
 
 
 class ActingUser(Protocol):
-    """The part of a Django user that an answer needs."""
+    """The attribute of a Django user that an answer needs."""
 
     @property
     def pk(self) -> Any: ...
@@ -48,7 +48,7 @@ class ApprovedCall(Serializable):
 def call_digest(tool_name: str, input: Any) -> str:
     """Return the hex SHA-256 of a tool's name and its input. The order of keys makes no difference.
 
-    Values of different types differ: 1, 1.0 and True have three digests. Raises `InvalidPayload`.
+    Values of different types have different digests, as 1, 1.0 and True do. Raises `InvalidPayload`.
     """
     validation.identifier(tool_name, "tool_name")
     encode(input, limit=UNLIMITED, path="/input")

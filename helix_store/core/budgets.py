@@ -13,7 +13,7 @@ from helix_store.core.serialization import Serializable
 __all__ = ["Budget", "BudgetPeriod", "BudgetScope", "BudgetStatus", "Dollars"]
 
 Dollars: TypeAlias = Decimal | int | float | str
-"""An amount that a caller may pass; a float stands for its shortest decimal form."""
+"""An amount that a caller may pass; for a float, its shortest decimal form counts."""
 
 
 class BudgetScope(StrEnum):
@@ -26,7 +26,7 @@ class BudgetScope(StrEnum):
 
 
 class BudgetPeriod(StrEnum):
-    """The time after which a budget starts again, in UTC; a total never does."""
+    """The period after which a budget starts again, in UTC; a total never does."""
 
     TOTAL = "total"
     DAY = "day"
@@ -53,9 +53,9 @@ class Budget(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetStatus(Serializable):
-    """The amounts spent and held in the current period of a budget, as of one moment.
+    """The amounts spent and held in the current period of a budget, all at the same point in time.
 
-    The remainder of a limit is never negative, and is ``None`` without that limit. A total has no
+    The remainder of a limit is never negative; it is ``None`` if there is no such limit. A total has no
     ``period_start`` and no ``resets_at``.
     """
 

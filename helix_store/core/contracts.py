@@ -1,4 +1,4 @@
-"""The protocol of a state store, and the check that an object is one."""
+"""The protocol of a state store, and a check whether an object is one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The dicts that calls take, for editors and type checkers. A call also takes any other mapping: if a payload
-may have other keys than those named here, they are stored unchanged.
+"""The dicts that calls take, for editors and type checkers. A call also accepts any other mapping; if a
+payload may have keys other than those named here, they are stored unchanged.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class DefaultResultDict(TypedDict):
 
 
 class ToolCallDict(TypedDict, total=False):
-    """A tool call for a client or a person to answer; with an ``approval_id`` it asks for an approval.
+    """A tool call that a client or a person answers; with an ``approval_id``, it asks for an approval.
 
     A ``deadline`` may be a time, or a duration from now. ``permission`` is "app_label.codename", and
-    ``requester`` is the actor who may not answer. Only an approval may have ``approvals`` (the number that it
-    needs) and ``editable``.
+    ``requester`` is the actor who may not answer. Only an approval may have ``approvals`` (the number of
+    approvals that it needs) and ``editable``.
     """
 
     tool_name: Required[str]
@@ -104,7 +104,7 @@ class TokenCountsDict(TypedDict, total=False):
 
 
 class UsageEntryDict(TypedDict, total=False):
-    """One event with usage; the other fields depend on ``kind``."""
+    """One event with usage; its other fields depend on ``kind``."""
 
     kind: Required[UsageKind | Literal["tokens", "tool", "subagent", "custom"]]
     session_id: Required[str]

@@ -23,8 +23,8 @@ _CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0
 class IdGenerator:
     """Generates strictly increasing UUIDv7 texts, even if the clock is set back.
 
-    Time and random bits form one number of 48 + 74 bits. If the clock is not later than the last id, the next
-    id is the last one plus a random number. An overflow of the random bits increases the time.
+    The time and random bits form one number of 48 + 74 bits. If the clock is not later than the last id, the
+    next id is the last one plus a random number. An overflow of the random bits increases the time.
     """
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -32,7 +32,7 @@ class IdGenerator:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last id and the lock, which a forked child must do because they belong to its parent."""
+        """Forget the last id and the lock: in a forked child they still belong to its parent."""
         self._lock = threading.Lock()
         self._last = 0
 
@@ -41,7 +41,7 @@ class IdGenerator:
         with self._lock:
             now = self._clock_ns() // 1_000_000
             if now > self._last >> _RANDOM_BITS:
-                # One bit stays free, so that many ids fit into one millisecond.
+                # One bit stays free, so that many ids fit into a millisecond.
                 number = now << _RANDOM_BITS | random >> 7
             else:
                 number = self._last + 1 + (random & 0xFFFF_FFFF)

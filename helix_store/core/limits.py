@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 __all__ = ["Limits"]
 
 MAX_DEPTH = 200
-"""Deepest nesting of a payload. Python 3.11's parser fails at about 1,000."""
+"""The deepest nesting of a payload. Python 3.11's parser fails at about 1,000."""
 
 MAX_INT_DIGITS = 1_000
-"""Longest integer in decimal digits. Python refuses to read more than 4,300."""
+"""The longest integer, in decimal digits. Python refuses to read more than 4,300."""
 
 MAX_BIGINT = 2**63 - 1
 """The largest value of a ``bigint`` column."""
@@ -27,7 +27,7 @@ MAX_ID_BYTES = 3 * MAX_ID_CHARACTERS
 """In UTF-8. PostgreSQL refuses an index row of more than 2,704 bytes, and an index holds up to three ids."""
 
 MAX_LONG_ID_BYTES = 850
-"""For an indexed id that a framework generates; an index holds up to three such ids."""
+"""The limit for an indexed id that a framework generates; an index holds up to three such ids."""
 
 MAX_CHECKPOINT_ID_CHARACTERS = 320
 """A step checkpoint's id holds the session's id, a step number, a time and a random part."""
@@ -36,30 +36,30 @@ MAX_LANE_BYTES = 1_000
 """The name of a lane, and the key of an item. One index holds both: see `MAX_ID_BYTES`."""
 
 MAX_NAMESPACE_BYTES = _KIB
-"""For all labels of a namespace together, which share an index with a tenant and a key."""
+"""The limit for all labels of a namespace together, which share an index with a tenant and a key."""
 
 MAX_TITLE_BYTES = 4 * _KIB
 MAX_DIRECTORY_BYTES = 4 * _KIB
 
 MAX_REASON_BYTES = 8 * _KIB
-"""For the reason of a failure, an interrupt, a decision, or the end of a run."""
+"""The limit for the reason of a failure, an interrupt, a decision, or the end of a run."""
 
 MAX_TAGS_BYTES = 16 * _KIB
-"""All tags of a session together, as JSON. A list of sessions reads them."""
+"""The limit for all tags of a session together, as JSON. A list of sessions reads them."""
 
 MAX_METADATA_BYTES = 64 * _KIB
-"""The metadata of a session, as JSON. A list of sessions reads it."""
+"""The limit for the metadata of a session, as JSON. A list of sessions reads it."""
 
 MAX_CALL_ITEMS = 100_000
-"""Messages, chunks, entries, refs, calls or keys in one call."""
+"""The maximum number of messages, chunks, entries, refs, calls or keys in one call."""
 
 MAX_CALL_BYTES = 64 * _MIB
-"""All messages or chunks of one call together, unless ``Limits`` allows a single one to be larger."""
+"""The limit for all messages or chunks of one call, unless ``Limits`` allows a single one to be larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Upper bounds in bytes of UTF-8 JSON text, each counted on the text that would be stored.
+    """Upper bounds in bytes of UTF-8 JSON text, each applied to the text that would be stored.
 
     ``max_waiting_posts`` is the number of posts that may wait in one session.
     """
@@ -78,4 +78,4 @@ class Limits:
 
 
 AS_STORED = Limits(max_state_bytes=UNLIMITED)
-"""Used for stored states: a restore or branch must not fail because the limits were lowered since."""
+"""Used for stored states: a restore or branch must not fail because the limits have been lowered since."""

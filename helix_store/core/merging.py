@@ -22,7 +22,7 @@ def merge_changes(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a copy of the document with the changes merged in, and warnings.
 
-    A new value replaces the stored value of its top-level key. An array is appended to a stored array, unless
+    A new value replaces the stored value of its top-level key. An array is appended to a stored array unless
     its key is in ``array_replacements``. An array replaces a stored value of another type, with a warning.
     The result shares no references with the input.
     """
@@ -41,7 +41,7 @@ def promote_staged(
 
     If a change has patches and a merge, only the patches are applied. The input is not changed and the result
     shares no references with it. Raises `PatchError` for the first operation that cannot be applied or whose
-    result is not an object, and `LimitExceeded` like `apply_patches`, but for the copies of all changes
+    result is not an object, and `LimitExceeded` as `apply_patches` does, but counts the copies of all changes
     together.
     """
     promoted = _promoted(document, staged, limits or Limits())
@@ -73,7 +73,7 @@ def _promoted(document: dict[str, Any], staged: Iterable[StagedChanges], limits:
         if change.patches:
             promoted.apply(change.patches)
             if not isinstance(promoted.document, dict):
-                # The last operation on the whole document has replaced the object.
+                # The last operation that targets the whole document has replaced the object.
                 index = max(index for index, each in enumerate(change.patches) if not each["path"])
                 op = change.patches[index]["op"]
                 raise PatchError(index=index, op=op, reason="custom_state must stay an object")

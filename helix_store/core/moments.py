@@ -7,11 +7,11 @@ from functools import partial
 from typing import Final
 
 now: Final = partial(datetime.now, UTC)
-"""Returns this machine's time; Django's ``timezone.now()`` is naive with ``USE_TZ = False``."""
+"""Return this machine's time; Django's ``timezone.now()`` is naive with ``USE_TZ = False``."""
 
 
 def as_utc(value: datetime | str) -> datetime:
-    """Return an aware datetime from a time of the database, which on SQLite is in UTC and naive or text."""
+    """Return an aware datetime from a database's time, which SQLite stores in UTC, as naive or text."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     return value if value.tzinfo is not None else value.replace(tzinfo=UTC)

@@ -1,6 +1,6 @@
 """JSON patches: RFC 6902 operations, with RFC 6901 pointers or Immer's arrays as paths.
 
-JSON values are compared differently than in Python, where ``True == 1``.
+Equality of JSON values differs from Python's, in which ``True == 1``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MAX_OPERATIONS: Final = 10_000
 """The largest number of operations in a patch."""
 
 MAX_COPIED_BYTES: Final = 8 * 1024 * 1024
-"""The largest sum of bytes that ``copy`` operations may copy. Each can double a document."""
+"""The largest sum of bytes that ``copy`` operations may copy. Each of them can double a document."""
 
 MAX_MOVED_ELEMENTS: Final = 2**26
-"""The largest sum of list elements that insertions and removals may move. Inserting at the front of a list
-moves all its elements. While patches are applied, the session stays locked, and so does an SQLite database
-for all writers.
+"""The largest total number of list elements that insertions and removals may move. Inserting at the front of
+a list moves all its elements. While patches are applied, the session stays locked; on SQLite, the database is
+locked for all writers.
 """
 
 _ROOT: Final = "document"
@@ -36,7 +36,7 @@ _OPERATION_WORD: Final = re.compile("[A-Za-z]{1,32}")
 _Segment: TypeAlias = str | int
 
 _REFUSED_SEGMENTS: Final = frozenset({"__proto__", "constructor", "prototype"})
-"""They are harmless in Python, but in a JavaScript program that reads states they reach prototypes."""
+"""They are harmless in Python, but give access to prototypes in a JavaScript program that reads states."""
 
 _LARGEST_INDEX: Final = 10**15
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,14}")
@@ -68,11 +68,11 @@ def check_operation_count(patches: list[Any]) -> None:
 def check_staged_patches(patches: list[Any], *, limits: Limits) -> None:
     """Raise `LimitExceeded` for a patch that moves too many elements of lists that it adds itself.
 
-    The lists of the document, and the other limits, are checked when the patch is applied. The patch must
+    The lists in the document, and the other limits, are checked when the patch is applied. The patch must
     have passed the payload gate.
     """
     known = PatchedCopy({}, limits=limits)
-    # The patch itself has no more: an element takes two bytes, and half of the known ones may be copies.
+    # The patch itself holds no more: an element takes two bytes, and half of the known ones may be copies.
     known._copied_bytes = MAX_COPIED_BYTES - limits.max_staged_bytes
     if len(patches) * limits.max_staged_bytes <= MAX_MOVED_ELEMENTS:
         return
@@ -84,7 +84,7 @@ def check_staged_patches(patches: list[Any], *, limits: Limits) -> None:
 
 
 class PatchedCopy:
-    """A private copy of a document that patches change in place. Do not use it after an error."""
+    """A private copy of a document that patches modify in place. Do not use it after an error."""
 
     def __init__(self, document: JSON, *, limits: Limits) -> None:
         # The document is a member of an object, so operations on the whole document need no special case.
@@ -110,7 +110,7 @@ class PatchedCopy:
 
     def apply_to_known(self, patches: list[Any]) -> None:
         """Apply the operations that do not need the document, of which only the patch's own additions are
-        known. Each remaining member is the same as in any document, so no count is too high. Raises
+        known. Each member that remains is the same in any document, so no count is too high. Raises
         `LimitExceeded`.
         """
         for operation in patches:
@@ -120,7 +120,7 @@ class PatchedCopy:
                 self._forget(operation)
 
     def _forget(self, operation: Any) -> None:
-        """Delete the members that an operation would change in a document that has them."""
+        """Delete the members that an operation would change if the document had them."""
         for pointer in ("path", "from"):
             with suppress(_Refused, TypeError, KeyError):
                 segments = _read_path(operation[pointer])
@@ -255,7 +255,7 @@ def _require_object(container: Any) -> None:
 def _truncate(items: list[Any], length: Any) -> None:
     """Shorten a list as Immer's ``["list", "length"]`` does.
 
-    JSON cannot represent the holes of a longer one.
+    JSON cannot represent the holes that a longer list would have.
     """
     if type(length) is not int or not 0 <= length <= len(items):
         raise _Refused("a new 'length' must be a whole number from 0 to the current length")
@@ -282,7 +282,7 @@ def _operation_name(operation: Any) -> str:
 
 def json_equal(left: Any, right: Any) -> bool:
     """Compare two JSON values: a bool is not a number, 1 equals 1.0, and the order of keys does not matter.
-    This takes as long as reading ``left``, without recursion. Values of other types are unequal.
+    It takes as long as reading ``left``, without recursion. Values of other types are unequal.
     """
     pending = [(left, right)]
     while pending:
@@ -312,7 +312,7 @@ class _Refused(ValueError):
 
 
 def _read_path(path: Any) -> list[_Segment]:
-    """Split a path into its segments; an empty list is the whole document."""
+    """Split a path into its segments; an empty list refers to the whole document."""
     if isinstance(path, str):
         segments = _pointer_segments(path)
     elif isinstance(path, list):
@@ -332,14 +332,14 @@ def _read_path(path: Any) -> list[_Segment]:
 
 
 def _is_same_or_inside(segments: list[_Segment], parent: list[_Segment]) -> bool:
-    """Return whether a path is ``parent`` or leads into it, regardless of the form of the paths."""
+    """Return whether a path is ``parent`` or leads into it, regardless of the form of either path."""
     return [str(segment) for segment in segments[: len(parent)]] == [str(segment) for segment in parent]
 
 
 def _list_index(segment: _Segment, end: int) -> int:
-    """Return the index below ``end`` that a segment names.
+    """Return the index below ``end`` that a segment refers to.
 
-    Text must be a number as JavaScript prints it: JavaScript reads "01", "-1" and "x" as property names.
+    A text must be a number as JavaScript prints it: JavaScript reads "01", "-1" and "x" as property names.
     """
     if isinstance(segment, str):
         if not _INDEX.fullmatch(segment):
@@ -351,7 +351,7 @@ def _list_index(segment: _Segment, end: int) -> int:
 
 
 def _member_name(segment: _Segment) -> str:
-    """Return the object member that a segment names. A number is refused: it is an index of an array."""
+    """Return the object member that a segment refers to. A number is refused: it is an index of an array."""
     if isinstance(segment, int):
         raise _Refused(f"index {segment} leads into an object; its members are named by text")
     return segment

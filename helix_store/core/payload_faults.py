@@ -1,6 +1,6 @@
 """Finding the fault in a refused payload, and describing it without showing the value.
 
-Only refused values are searched, so the code is exact and bounded rather than fast.
+Only refused values are searched, so the code is written to be exact and bounded rather than fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST_SHOWN_PATH: Final = 1_000
 def refuse_faults(value: Any, path: str) -> None:
     """Raise for the first fault in document order; return if the value has none.
 
-    Each container is read once, so cycles and shared references take no extra time.
+    Each container is read once, so cycles and shared references do not take extra time.
     """
     pending: list[Iterator[tuple[str | int, Any]]] = [enumerate([value])]
     keys: list[str | int] = []
@@ -56,7 +56,7 @@ def join_path(path: str, key: object) -> str:
 
 
 def shown_key(key: object) -> str:
-    """Return a key or an index for a message, cut and printable; for any other object, return its type."""
+    """Return a key or an index for a message, cut and printable; return the type of any other object."""
     if type(key) is int and abs(key) <= MAX_BIGINT:
         return str(key)
     if type(key) is not str:
@@ -68,7 +68,7 @@ def shown_key(key: object) -> str:
 
 
 def least_digits(integer: int) -> int:
-    """Return a lower bound of the number of decimal digits; counting them takes quadratic time."""
+    """Return a lower bound of the number of decimal digits, because counting them takes quadratic time."""
     return integer.bit_length() * 30102 // 100_000
 
 

@@ -1,10 +1,10 @@
 """The one gate between Python values and stored JSON text.
 
-`encode` takes exactly ``dict`` (``str`` keys), ``list``, ``str``, ``int``, ``float``, ``bool`` and ``None``,
-no subclasses and no tuples, so that `decode` gives back the same values, types and key order everywhere.
-A scalar has depth 0 and each container adds one.
+`encode` accepts exactly ``dict`` (with ``str`` keys), ``list``, ``str``, ``int``, ``float``, ``bool`` and
+``None``, but no subclasses and no tuples, so that `decode` returns the same values, types and key order
+everywhere. A scalar has depth 0 and each container adds one.
 
-Stored text is compact JSON, with NUL as an escape as everywhere in JSON. Lone surrogates, which UTF-8 cannot
+Stored text is compact JSON, in which NUL is an escape, as always in JSON. Lone surrogates, which UTF-8 cannot
 hold, take one of two forms:
 
 - They are written as JSON escapes (``\\udc00``), which any JSON reader understands.
@@ -43,8 +43,8 @@ def encode(
     """Return the exact JSON text of `value`, as it is stored.
 
     `limit` is in bytes of UTF-8 and belongs to the setting `name`; the default is the value of
-    ``max_state_bytes``, because nothing may grow without bounds. Raises `InvalidPayload`, whose path is
-    `path` and a JSON pointer from there, or `LimitExceeded`.
+    ``max_state_bytes``, because nothing may grow without a bound. Raises `InvalidPayload`, whose path
+    consists of `path` and a JSON pointer from there, or `LimitExceeded`.
     """
     if limit is None:
         limit = _DEFAULT_LIMIT
@@ -53,7 +53,7 @@ def encode(
         text = write_json(value)
     except ValueError:  # NaN and infinity
         text = None
-    # Raised outside the handler, because the writer's own error would become its context.
+    # This is raised outside the handler because the writer's own error would become its context.
     if text is None:
         _refuse(value, path)
     size = len(text)
@@ -85,7 +85,7 @@ def within_one_call(texts: Iterable[str], *, limit: int) -> list[str]:
 
 
 def check_call_bytes(size: int, *, limit: int) -> None:
-    """Raise `LimitExceeded` for more bytes than one call stores; ``limit`` applies to a single value."""
+    """Raise `LimitExceeded` if one call would store too many bytes; ``limit`` applies to a single value."""
     most = max(limit, MAX_CALL_BYTES)
     if size > most:
         raise LimitExceeded(name="bytes in one call", limit=most, actual=size)
@@ -99,12 +99,12 @@ def decode(text: str) -> Any:
         return _read(text)
     except (ValueError, TypeError, RecursionError):
         pass
-    # Raised outside the handler: the decoder's error holds the whole document and would become its context.
+    # This is raised outside the handler because the decoder's error holds the whole document.
     raise IntegrityFault("A stored payload is not readable JSON; other rows are not affected.")
 
 
 def decode_optional(text: str | None) -> Any:
-    """Return `decode` of a text, or ``None`` without one."""
+    """Return `decode` of a text, or ``None`` if there is no text."""
     return None if text is None else decode(text)
 
 
@@ -138,9 +138,9 @@ def is_plain_json(text: str) -> bool:
 
 
 def join_fields(start: str, texts: Mapping[str, str]) -> str:
-    """Return the stored text of an object from the fields of ``start`` and fields with stored texts as
-    values. ``start`` is a plain JSON object with at least one field. The result may be larger and deeper than
-    what `encode` accepts, because each text was within the limits.
+    """Return the stored text of an object with the fields of ``start``, and further fields whose values are
+    stored texts. ``start`` is a plain JSON object with at least one field. The result may be larger and
+    deeper than what `encode` accepts, because each text was within the limits.
     """
     if all(map(is_plain_json, texts.values())):
         fields = "".join(f',"{name}":{text}' for name, text in texts.items())
@@ -163,7 +163,7 @@ def size_of(*texts: str) -> int:
 
 
 def copy_json(value: Any) -> Any:
-    """Return a deep copy of a value that has passed the gate; a cycle would never end."""
+    """Return a deep copy of a value that has passed the payload gate; with a cycle, this would never end."""
     if type(value) not in _CONTAINERS:
         return value
     result = value.copy()
@@ -184,10 +184,10 @@ def check_value(value: Any, *, limit: int, path: str, name: str = "max_state_byt
     """Refuse values that cannot be stored, one level of nesting at a time.
 
     ``least`` is a lower bound of the text's length: it stops a small graph of shared references that would be
-    written as a huge text, before a text of that size is created. The writer refuses NaN and infinity. Every
-    write passes this check: one plain loop was faster in measurements than any combination of built-ins.
+    written as a huge text before a text of that size is created. The writer refuses NaN and infinity. Every
+    write passes this check: in measurements, one plain loop was faster than any combination of built-ins.
     """
-    # Every value counts as two bytes: its own and a comma or bracket, which the outermost one does not have.
+    # Every value counts as two bytes: its own and a comma or bracket, although the outermost one has none.
     least = -1
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):

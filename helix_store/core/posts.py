@@ -19,9 +19,9 @@ PostState: TypeAlias = Literal["waiting", "received", "withdrawn"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post(Serializable):
-    """A message on its way into a session; ``message`` is ``None`` once it was received or withdrawn.
+    """A message on its way into a session; ``message`` is ``None`` once it has been received or withdrawn.
 
-    ``position`` is the index that the message had in the history when it was received, from 0.
+    ``position`` is the index, counted from 0, that the message got in the history when it was received.
     """
 
     post_id: str
@@ -39,7 +39,7 @@ class Post(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuePost(Serializable):
-    """A session with due posts: their number, and the time since when they are due."""
+    """A session with due posts: their number, and the time at which the first of them became due."""
 
     session_id: str
     due_at: datetime

@@ -1,4 +1,4 @@
-"""The fork hook, and values that a forked child creates again."""
+"""The hook for forks, and values that a forked child creates anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def after_fork(reset: Callable[[], object]) -> None:
-    """Call ``reset`` in each forked child. Windows has neither fork nor this hook."""
+    """Call ``reset`` in each forked child process. Windows has neither fork nor this hook."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=reset)
 

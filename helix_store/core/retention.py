@@ -20,9 +20,9 @@ class RetentionPolicy:
     sessions_idle_days: Mapping[str, float] = field(default_factory=dict)
     """Days by status: a tree is deleted once all of its sessions have been idle for that many days."""
     checkpoints_keep: int | None = None
-    """The number of newest step checkpoints of each session."""
+    """The number of newest step checkpoints that each session keeps."""
     streams_ended_days: float | None = None
-    """The number of days after its end at which a stream loses its chunks."""
+    """The number of days after the end of a stream at which its chunks are deleted."""
     usage_anonymise_days: float | None = None
     """The age in days at which a usage entry loses its user, session and run."""
     usage_drop_days: float | None = None

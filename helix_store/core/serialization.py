@@ -1,4 +1,4 @@
-"""The base classes of value objects: ``to_dict()`` and ``from_dict()`` from their annotations, and pages."""
+"""Base classes of value objects: ``to_dict()`` and ``from_dict()`` from their annotations, and pages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from helix_store.exceptions import InvalidPayload
 T = TypeVar("T")
 
 _Reader = Callable[[str, Any], Any]
-"""Converts a plain value. The first argument is the path, for errors."""
+"""Converts a plain value. The first argument is the path that errors report."""
 
 
 def exact_cost(cost: Decimal) -> str:
-    """Return a cost as plain digits, without an exponent and without zeros at the end."""
+    """Return a cost as plain digits, without an exponent and without trailing zeros."""
     digits = f"{cost:f}"
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
@@ -61,7 +61,7 @@ class Serializable:
 
 @cache
 def _readers(cls: type) -> dict[str, _Reader | None]:
-    """Return the function that converts the values of each field, or ``None`` for plain values."""
+    """Return a function that converts the values of each field, or ``None`` for plain values."""
     hints = get_type_hints(cls)
     return {field.name: _reader(hints[field.name]) for field in fields(cls)}
 
@@ -104,7 +104,7 @@ def _rebuilt(cls: type, value: Any) -> Any:
     if issubclass(cls, datetime):
         return cls.fromisoformat(value)
     if issubclass(cls, Decimal):
-        # A float is not converted, because the check of the value refuses it.
+        # A float is not converted, because the check of the value will refuse it.
         return cls(value) if isinstance(value, str) else value
     return cls(value)  # type: ignore[call-arg]  # an enum looks its member up
 

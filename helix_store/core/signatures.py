@@ -1,4 +1,4 @@
-"""Signatures that are described once: of async versions, and of the lists of sessions."""
+"""Signatures that are written down once: those of async versions, and of the lists of sessions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _SIGNATURE: Final = inspect.signature(_list_sessions)
 _DEFAULTS: Final = {name: each.default for name, each in _SIGNATURE.parameters.items() if name != "self"}
 
 SESSION_FILTERS: Final = tuple(_DEFAULTS)
-"""The names of the parameters, for interfaces that offer each of them."""
+"""The names of the parameters, for interfaces that offer all of them."""
 
 
 def _with_parameters_of(
@@ -73,7 +73,7 @@ def _with_parameters_of(
         @wraps(method)
         def call(self: Any, /, *args: P.args, **given: P.kwargs) -> R:
             if args or not given.keys() <= _DEFAULTS.keys():
-                _SIGNATURE.bind(self, *args, **given)  # raises the same TypeError as an ordinary call
+                _SIGNATURE.bind(self, *args, **given)  # This raises the same TypeError as an ordinary call
             return method(self, **{**_DEFAULTS, **given})
 
         call.__signature__ = _SIGNATURE  # type: ignore[attr-defined]  # what `inspect.signature` returns
@@ -83,4 +83,4 @@ def _with_parameters_of(
 
 
 takes_session_filters: Final = _with_parameters_of(_list_sessions)
-"""Give a method the parameters of ``list_sessions``; its body gets every parameter by keyword."""
+"""Give a method the parameters of ``list_sessions``; its body receives every parameter by keyword."""

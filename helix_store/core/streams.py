@@ -21,17 +21,17 @@ class StreamOptions:
     """The options of streams; times are in seconds."""
 
     poll_interval: float = 0.2
-    """The time between two polls of streams with readers, and the longest delay of a lost notification."""
+    """The time between two polls of streams with readers: the longest delay if a notification is lost."""
     notify: bool = True
     """If true, PostgreSQL wakes readers with NOTIFY."""
     writer_lease: float = 60.0
     """The time for which a writer may be silent before it counts as dead."""
     heartbeat: float = 15.0
-    """The time between two comments of the stream view, which keep proxies and browsers connected."""
+    """The time between two comments in the stream view, which keep proxies and browsers connected."""
     using: str | None = None
     """The database that the stream view reads."""
     listen_database: str | Mapping[str, str] | None = None
-    """The alias on which readers listen; for several databases, a dict by their alias."""
+    """The alias on which readers listen; for several databases, a dict that maps each alias to one."""
 
     def listening_alias(self, alias: str) -> str:
         """Return the alias that receives the notifications of a database's writers."""
@@ -41,7 +41,7 @@ class StreamOptions:
 
     @property
     def named_aliases(self) -> tuple[str, ...]:
-        """Every alias in ``listen_database``."""
+        """Return every alias in ``listen_database``."""
         if isinstance(self.listen_database, Mapping):
             return (*self.listen_database, *self.listen_database.values())
         return () if self.listen_database is None else (self.listen_database,)
@@ -93,8 +93,8 @@ class StreamInfo(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedStreams(Serializable):
-    """The number of deleted ``chunks``, of ``streams`` that lost some, and of streams that were failed. After
-    a dry run, these are the numbers of a real run at that time.
+    """The number of deleted ``chunks``, the number of ``streams`` that lost some, and the number of streams
+    that were marked as failed. After a dry run, these are the numbers of a real run at the same time.
     """
 
     streams: int

@@ -1,7 +1,7 @@
 """The content of messages: texts, thinking, tool calls and their results, from any framework.
 
-The known shapes are those of OpenAI (chat and responses), Anthropic, LangChain and Pydantic AI. Messages of
-any other shape lose nothing: an unknown part is shown as its JSON.
+The known forms are those of OpenAI (chat and responses), Anthropic, LangChain and Pydantic AI. Nothing is
+lost from messages of any other form: an unknown part is shown as its JSON.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Part:
 class ConversationMessage:
     """A message of a conversation that an adapter stores, for people to read.
 
-    ``number`` is 1 for the oldest message of the conversation. ``parts`` are ``None`` if the message cannot
-    be read. ``step`` is the step that created it, if the framework counts steps. If only the start of a long
+    ``number`` is 1 for the oldest message of the conversation. ``parts`` is ``None`` if the message cannot be
+    read. ``step`` is the step that created it, if the framework counts steps. If only the start of a long
     message was read, ``is_cut`` is true. ``row`` names the row that holds the message by model and key.
     """
 
@@ -73,7 +73,7 @@ class ConversationMessage:
 
 @dataclass(frozen=True, slots=True)
 class TurnPart:
-    """A part of a message; a call with its result, and the sequence number of the message that holds it."""
+    """A part of a message; for a call, also its result and the number of the message with the result."""
 
     part: Part
     result: Part | None = None
@@ -90,14 +90,14 @@ class Turn:
 
 
 def turns(messages: Iterable[tuple[int, Mapping[str, Any]]]) -> list[Turn]:
-    """Call `paired` for messages in a known shape."""
+    """Call `paired` for messages in a known form."""
     return paired((sequence, role_of(message), parts_of(message)) for sequence, message in messages)
 
 
 def paired(messages: Iterable[tuple[int, str, Sequence[Part]]]) -> list[Turn]:
     """Return a conversation in order, with each result next to its call.
 
-    A message is left out if it contains only results of calls among these messages.
+    A message is left out if it contains nothing but results of calls among these messages.
     """
     read = list(messages)
     results = _results_of_calls(read)
@@ -111,7 +111,7 @@ def paired(messages: Iterable[tuple[int, str, Sequence[Part]]]) -> list[Turn]:
 
 
 def _results_of_calls(read: list[tuple[int, str, Sequence[Part]]]) -> dict[int, tuple[Part, int]]:
-    """Return the result of each call and its sequence number, by the identity of the call's part.
+    """Return the result of each call and the result's sequence number, by the identity of the call's part.
 
     If an id is used again, its results are assigned in the order of its calls.
     """
@@ -134,7 +134,7 @@ def role_of(message: Mapping[str, Any]) -> str:
 
 
 def parts_of(message: Mapping[str, Any]) -> list[Part]:
-    """Return a message's parts in order: thinking, texts, calls; or the result that the message holds."""
+    """Return a message's parts in order: thinking, texts and calls, or the result that it contains."""
     if role_of(message) in ("tool", "function") or _type_of(message) in _RESULTS:
         return _parts_of_tool(message)
     if _type_of(message) in _CALLS | _THINKING and not message.get("content"):
@@ -145,7 +145,7 @@ def parts_of(message: Mapping[str, Any]) -> list[Part]:
         parts.extend(_parts(message.get(key)))
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        # Some frameworks repeat the calls of the content.
+        # Some frameworks repeat the calls that are in the content.
         known = {part.call_id for part in parts if part.kind == "call"} - {None}
         parts.extend(part for part in map(_call, calls) if part.call_id not in known)
     return parts
@@ -231,7 +231,7 @@ def _file(item: Mapping[str, Any], kind: str) -> Part:
         address = ""
     if not address and not data:
         return Part(kind="other", text=_text(item), name=kind)
-    # Three bytes of data are four characters of base64.
+    # Three bytes of data become four characters of base64.
     size = f"{len(data.rstrip('=')) * 3 // 4:,} bytes"
     is_cut = any(isinstance(facts.get(key), CutText) for key in (*_ADDRESS_KEYS, *_DATA_KEYS))
     return Part(kind="file", text=address or (f"more than {size}" if is_cut else size), name=name)
@@ -250,7 +250,7 @@ def _text(value: Any) -> str:
 
 
 def _compact(arguments: Any) -> str:
-    """Return arguments on one line; JSON text is written again without its newlines."""
+    """Return arguments on one line; JSON text is rewritten without its newlines."""
     if not isinstance(arguments, str):
         return _text(arguments)
     try:

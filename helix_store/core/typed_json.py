@@ -1,12 +1,12 @@
-"""JSON text for Python values beyond plain JSON, which keeps value and type.
+"""JSON text for Python values beyond plain JSON, which preserves value and type.
 
 In addition to plain JSON: ``datetime``, ``date``, ``Decimal``, ``UUID``, ``tuple``, ``set``,
 ``frozenset``, ``bytes`` and dicts with keys of any of these kinds. Classes must match exactly: a subclass is
 refused, because it would be read as its base class. A time zone is read as its offset from UTC.
 
 A tagged value is an object with a single key that begins with ``$``. A plain dict of that form is written as
-a ``$dict`` of pairs, as are dicts with other keys, so no dict is read as a tag. The set of tags is closed:
-no name in the text is imported, called or looked up.
+a ``$dict`` of pairs, as are dicts with other keys, so no dict is read as a tag. The set of tags is closed: no
+name in the text is ever imported, called or looked up.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 __all__ = ["dumps", "loads"]
 
 MAX_EQUAL_HASHES: Final = 32
-"""The number of keys of a set or dict that may share a hash, because such keys make building it quadratic.
-All multiples of ``2**61 - 1`` have the same hash.
+"""The number of keys of a set or dict that may share a hash, because building it takes quadratic time for
+such keys. All multiples of ``2**61 - 1`` have the same hash.
 """
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
@@ -42,8 +42,8 @@ _SEQUENCES: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "
 def dumps(value: Any, *, limit: int | None = None, name: str = "max_state_bytes", path: str = "") -> str:
     """Return the exact text of `value`, under the rules and limits of `payloads.encode`.
 
-    Equal sets give the same text. Raises `InvalidPayload`, and `LimitExceeded`, which also applies to a set
-    or dict with more than 32 keys of the same hash.
+    Equal sets yield the same text. Raises `InvalidPayload` and `LimitExceeded`, the latter also for a set or
+    dict with more than 32 keys of the same hash.
     """
     return encode(_Tagging(path).tagged(value), limit=limit, name=name, path=path)
 
@@ -55,7 +55,7 @@ def loads(text: str) -> Any:
         return _value_of(tree, 0)
     except (ValueError, TypeError, ArithmeticError, RecursionError):
         pass
-    # Raised outside the handler: a parser's error holds the stored text and would become its context.
+    # This is raised outside the handler because a parser's error holds the stored text.
     raise IntegrityFault("A stored typed payload is not readable; other rows are not affected.")
 
 
@@ -63,16 +63,16 @@ def loads(text: str) -> Any:
 
 
 class _Tagging:
-    """A walk over a value that converts each container to plain JSON. It takes one Python frame per level, so
-    the deepest value fits into the interpreter's stack.
+    """A walk over a value that converts each container to plain JSON. It uses one Python frame per level, so
+    even the deepest value fits into the interpreter's stack.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._keys: list[str | int] = []
         self._around: set[int] = set()
-        # A container that occurs many times is tagged once, so that a small graph of shared references stays
-        # small until `encode` has checked its size.
+        # A container that occurs many times is tagged only once, so that a small graph of shared references
+        # stays small until `encode` has checked its size.
         self._finished: dict[int, Any] = {}
 
     def tagged(self, value: Any) -> Any:
@@ -175,7 +175,7 @@ def _tagged_value(tag: str, content: Any, depth: int) -> Any:
     _require(build is not None and type(content) is list)
     items = _values_of(content, depth + 1)
     value = build(items)  # type: ignore[misc]  # it was required just now
-    # Equal items or keys become one in Python, so `dumps` never writes them.
+    # Equal items or keys would become one in Python, so `dumps` never writes them.
     _require(len(value) == len(items))
     return value
 
@@ -208,11 +208,11 @@ _DATETIME: Final = re.compile(
     r"([^+]{19,26}?)(?:([+-])([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{6}))?)?)?( fold)?"
 )
 _DECIMALS: Final = Context(capitals=1)
-"""The caller's own context might write a different text."""
+"""The caller's own decimal context might write a different text."""
 
 
 def _write_datetime(value: datetime) -> str:
-    # The second of two equal wall-clock times when clocks are set back; ISO 8601 cannot express it.
+    # This is the second of two equal wall-clock times when clocks go back, which ISO 8601 cannot express.
     return value.isoformat() + (_FOLD if value.fold else "")
 
 

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 JSON: TypeAlias = Any
-"""A value the payload gate accepts: dict with str keys, list, str, int, float, bool or None."""
+"""A value that the payload gate accepts: dict with str keys, list, str, int, float, bool or None."""
 
 Message: TypeAlias = dict[str, Any]
 """A JSON object with at least ``role``."""
@@ -70,7 +70,7 @@ UserId: TypeAlias = str | int | UUID
 """The id of a user: text, or the primary key of a Django user, which is stored as text."""
 
 BRANCHED_FROM: Final = "branched_from"
-"""The key of a branch's metadata that holds the id of its source session."""
+"""The key in a branch's metadata that holds the id of its source session."""
 
 SESSION_EXPIRED: Final = "session_expired"
 """The failure reason of a session that was not renewed or resumed before its expiry."""
@@ -165,10 +165,10 @@ class InterruptKind(StrEnum):
 
 
 class _WithMemory(Serializable):
-    """A base that keeps private values which are not fields, as a model instance keeps its ``_state``.
-    ``_origin`` is the place from which the state was read, ``_cleared`` has the values that a resume returned
-    and cleared, and ``_intent`` replaces the state in the digest of an operation. When the state was read,
-    ``_has_posts`` was true if posts were waiting, and ``_is_capped`` if budgets could apply to the session.
+    """A base class with private values that are not fields, just as a model instance has its ``_state``.
+    ``_origin`` is the place from which the state was read, ``_cleared`` holds the values that a resume
+    returned and cleared, and ``_intent`` replaces the state in an operation's digest. ``_has_posts`` was true
+    if posts were waiting when the state was read, and ``_is_capped`` if budgets could apply to the session.
     """
 
     __slots__ = ("_cleared", "_has_posts", "_intent", "_is_capped", "_origin")
@@ -286,7 +286,7 @@ class StepInfo(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class StepCommit(Serializable):
-    """``received`` are the messages of posts that the commit received."""
+    """``received`` contains the messages of posts that the commit received."""
 
     checkpoint_id: str
     new_version: int
@@ -323,7 +323,7 @@ class CheckpointHead(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(CheckpointHead):
-    """The result of a step: the state, and the first ``message_count`` messages."""
+    """The result of a step: the state, and ``message_count``, the number of messages that it includes."""
 
     state: SessionState
 
@@ -363,7 +363,7 @@ class SubSessionRef(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptRequest(Serializable):
-    """A stored request to stop a session, so that it can continue (``interrupt``) or not (``abort``)."""
+    """A stored request to stop a session, which can then continue (``interrupt``) or not (``abort``)."""
 
     session_id: str
     kind: InterruptKind
@@ -381,7 +381,7 @@ class SubmissionOutcome(StrEnum):
     """One of several approvals is stored; the call stays open."""
     ALREADY_RECORDED = "already_recorded"
     CHANGED = "changed"
-    """The call is not the one with the given digest; nothing is stored."""
+    """The call does not have the given digest; nothing is stored."""
     ALREADY_COMPLETED = "already_completed"
     UNKNOWN_TOOL_CALL = "unknown_tool_call"
 

@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 COST_PLACES: Final = 12
-"""Decimal places of a cost. The lowest prices are a millionth of a dollar for a million tokens."""
+"""The decimal places of a cost. The lowest prices are a millionth of a dollar for a million tokens."""
 
 MAX_COST_UNITS: Final = MAX_BIGINT
 """The highest cost of one entry: about nine million dollars."""
 
-# More digits than a sum of costs can have, independent of the caller's own context.
+# This is more digits than a sum of costs can have, regardless of the caller's own context.
 _EXACT: Final = Context(prec=80, rounding=ROUND_HALF_EVEN)
 
 
 def cost_units(cost: Decimal) -> int:
-    """Return a cost in its smallest unit, rounded half to even, as it is stored and summed."""
+    """Return a cost in its smallest unit, rounded half to even, in which it is stored and summed."""
     return int(_EXACT.to_integral_value(_EXACT.scaleb(cost, COST_PLACES)))
 
 
@@ -93,7 +93,7 @@ class TokenCounts(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageEntry(Serializable):
-    """One event with usage. ``timestamp`` is epoch milliseconds. The store sets an ``id`` that is missing.
+    """One event with usage. ``timestamp`` is epoch milliseconds. The store sets the ``id`` if it is missing.
 
     Further fields by ``kind``: ``model`` and ``tokens`` of tokens; ``tool_name``, ``success`` and
     ``duration_ms`` of a tool; ``agent_type``, ``sub_session_id``, ``success`` and ``duration_ms`` of a
@@ -186,7 +186,7 @@ class UsageTimeBucket(StrEnum):
 
 
 class UsageGrouping(StrEnum):
-    """The groups of a time series; ``agent_type`` and ``user_id`` belong to the session."""
+    """The grouping of a time series; ``agent_type`` and ``user_id`` are those of the session."""
 
     MODEL = "model"
     AGENT_TYPE = "agent_type"
@@ -196,7 +196,7 @@ class UsageGrouping(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageBucket(Serializable):
-    """The usage of one group in one bucket; ``group`` is ``None`` for entries without a value."""
+    """The usage of one group in one bucket; ``group`` is ``None`` for entries without a value to group by."""
 
     start: datetime
     group: str | None
@@ -206,7 +206,7 @@ class UsageBucket(Serializable):
 
 
 class UsageReportGrouping(StrEnum):
-    """The groups of a report; ``agent_type`` and ``user`` belong to the session.
+    """The grouping of a report; ``agent_type`` and ``user`` are those of the session.
 
     A ``tree`` has the id of its root session. A session, a tree or a user belongs to one tenant; a model, an
     agent type or a day is one group for all tenants.
@@ -241,10 +241,10 @@ class UsageTotal(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageGroup(UsageTotal):
-    """The usage of one group; ``group`` is ``None`` for entries without a value.
+    """The usage of one group; ``group`` is ``None`` for entries without a value to group by.
 
     A day is written ``2026-11-20``. ``tenant`` is ``None`` if the group may contain several tenants.
-    ``is_deleted`` marks entries that were kept from a deleted session with the id ``group``.
+    ``is_deleted`` marks entries that remain from a deleted session whose id is ``group``.
     """
 
     group: str | None

@@ -50,8 +50,8 @@ _NOT_IDENTIFIER: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def identifier(value: Any, name: str) -> str:
-    """Check for 1 to 255 code points of at most 765 bytes, without control characters and lone surrogates."""
-    # `isprintable` is stricter than the rule and ten times faster than the expression.
+    """Check for 1 to 255 code points of at most 765 bytes, without control characters or lone surrogates."""
+    # `isprintable` is stricter than this rule, and ten times faster than the expression.
     if type(value) is str and 0 < len(value) <= MAX_ID_CHARACTERS and value.isascii() and value.isprintable():
         return value
     return _checked_identifier(value, name, MAX_ID_CHARACTERS, MAX_ID_BYTES)
@@ -101,8 +101,8 @@ def tenant(value: Any, name: str = "tenant") -> str:
 
 
 def text(value: Any, name: str, *, limit: int) -> str:
-    """Check a text for a text column: at most ``limit`` bytes, without NUL and lone surrogates; it may be
-    empty.
+    """Check a text for a text column, which may be empty: at most ``limit`` bytes, without NUL or lone
+    surrogates.
 
     Raises `InvalidPayload` and `LimitExceeded`.
     """
@@ -128,15 +128,15 @@ def directory(value: Any, name: str = "directory") -> str:
 
 
 def reason(value: Any, name: str = "reason") -> str | None:
-    """Return the reason of the end of a run, an interrupt or a decision, or ``None``."""
+    """Return the reason for the end of a run, an interrupt or a decision, or ``None``."""
     return None if value is None else text(value, name, limit=MAX_REASON_BYTES)
 
 
 def failure_reason(value: Any, name: str = "failure_reason") -> str | None:
-    """Return a failure reason as it is stored, or ``None``.
+    """Return a failure reason in the form in which it is stored, or ``None``.
 
-    A failure must always be recorded: a long reason is cut, and characters that a text column cannot hold are
-    replaced.
+    A failure must always be recorded, so a long reason is cut, and characters that a text column cannot hold
+    are replaced.
     """
     if value is None:
         return None
@@ -173,14 +173,14 @@ def metadata(value: Any, name: str = "metadata") -> dict[str, str]:
 
 
 def instance(value: T, cls: type, name: str) -> T:
-    """Return a value of a class. Raises `InvalidPayload`."""
+    """Return a value that must be an instance of a class. Raises `InvalidPayload`."""
     if not isinstance(value, cls):
         raise InvalidPayload(path=name, reason=f"expected {cls.__name__}, got {type(value).__name__}")
     return value
 
 
 def items(values: Iterable[T], name: str) -> list[T]:
-    """Return the values of a collection as a list, at most as many as one call may have.
+    """Return the values of a collection as a list, with at most as many values as one call may have.
 
     Raises `InvalidPayload` for a text or a dict, and `LimitExceeded`.
     """
@@ -201,7 +201,7 @@ def _check_size(actual: int, limit: int, name: str) -> None:
 
 
 def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
-    """Return an ``int`` within bounds; ``bool`` and ``float`` are rejected."""
+    """Return an ``int`` within bounds; ``bool`` and ``float`` are refused."""
     if type(value) is not int:
         raise InvalidPayload(path=name, reason=f"expected a whole number, got {type(value).__name__}")
     if not minimum <= value <= maximum:
@@ -224,7 +224,7 @@ def epoch_milliseconds(value: Any, name: str) -> int:
 
 
 def milliseconds(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
-    """Return a duration in milliseconds, from a number or a timedelta, whose microseconds are cut."""
+    """Return a duration in milliseconds, from a number or a timedelta, whose microseconds are dropped."""
     if isinstance(value, timedelta):
         value //= _MILLISECOND
     return whole_number(value, name, minimum=minimum, maximum=maximum)
@@ -236,7 +236,7 @@ def milliseconds_to_datetime(milliseconds: int) -> datetime:
 
 
 def datetime_to_milliseconds(time: datetime) -> int:
-    """Return epoch milliseconds of an aware datetime; fractions of a millisecond are cut."""
+    """Return the epoch milliseconds of an aware datetime; fractions of a millisecond are dropped."""
     return (time - _EPOCH) // _MILLISECOND
 
 
@@ -278,7 +278,7 @@ def enum(cls: type[E], value: Any, name: str) -> E:
 
 
 def statuses(expected: Any, name: str) -> frozenset[SessionStatus]:
-    """Return a collection of session statuses; a single status without a collection is refused."""
+    """Return a collection of session statuses; a single status outside a collection is refused."""
     if not isinstance(expected, Collection) or isinstance(expected, str | bytes | Mapping):
         reason = f"expected a collection of statuses, got {type(expected).__name__}"
         raise InvalidPayload(path=name, reason=reason)
@@ -300,7 +300,7 @@ def fields(record: object, rules: Mapping[str, Rule], path: str = "") -> dict[st
 
 
 def arguments(rules: Mapping[str, Rule], **values: Any) -> None:
-    """Check each argument by the rule of its name."""
+    """Check each argument by the rule for its name."""
     for name, value in values.items():
         rules[name](value, name)
 
@@ -311,7 +311,7 @@ def optional(rule: Rule, default: Any = None) -> Rule:
 
 
 def record(cls: type[Serializable], rules: Mapping[str, Rule]) -> Rule:
-    """Return a rule for a record of a class or its dict; each of its fields has a rule in ``rules``."""
+    """Return a rule for an object of a class, or its dict; ``rules`` has a rule for each of its fields."""
 
     def checked(value: Any, name: str) -> Any:
         try:
@@ -332,7 +332,7 @@ def enum_text(cls: type[Enum]) -> Rule:
 
 
 def query_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
-    """Return a whole number that selects rows; ``bool`` and ``float`` are rejected. Raises `InvalidQuery`."""
+    """Return a whole number that selects rows; ``bool`` and ``float`` are refused. Raises `InvalidQuery`."""
     if type(value) is not int or not minimum <= value <= maximum:
         raise InvalidQuery(f"{name} must be a whole number from {minimum} to {maximum}.", path=name)
     return value

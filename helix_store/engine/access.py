@@ -56,7 +56,7 @@ class Call(NamedTuple):
     connection: BaseDatabaseWrapper
     form: conf.Form
     id: str = ""
-    """A random id, by which a write can find itself after a lost reply (see `engine.commits`)."""
+    """A random id by which a write can find its own result after a lost reply (see `engine.commits`)."""
 
     @property
     def in_transaction(self) -> bool:
@@ -110,7 +110,7 @@ class Call(NamedTuple):
                 return (_run_prepared if form.has_fast_writes else run)(connection, statement, parameters)
         except Exception as exc:
             if not (is_alone and is_serialization_failure(exc)):
-                # After the connection is open, a connection error does not tell whether the statement was
+                # Once the connection is open, a connection error does not reveal whether the statement was
                 # committed.
                 raise_mapped(connection, exc, committing=is_alone, is_single_statement=is_alone)
                 raise
@@ -135,9 +135,9 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Access(ABC):
-    """The database of a store: an alias, a tenant and the limits, which are read from the settings at each
-    use by default. Without an alias, the project's routers are asked once, with the hint ``tenant``, so that
-    all statements of a call use one database even if the routers change their answer.
+    """The database of a store: an alias, a tenant and the limits, which by default are read from the settings
+    at each use. Without an alias, the project's routers are asked once per call, with the hint ``tenant``, so
+    that all statements of a call use one database even if the routers change their answer.
     """
 
     using: str | None
@@ -149,7 +149,7 @@ class Access(ABC):
     def alias(self) -> str:
         if self.using:
             return self.using
-        # Reads go where writes go, because decisions based on a replica would be stale.
+        # Reads go to the same database as writes, because decisions based on a replica would be stale.
         placed = self._placed.get(self.tenant)
         return placed or self._placed.setdefault(self.tenant, alias_of(self.tenant))
 
@@ -169,7 +169,7 @@ class Access(ABC):
 
     @property
     def is_postgresql(self) -> bool:
-        """For differences outside of a `Statement`: arrays as parameters, and NOTIFY."""
+        """For differences that a `Statement` cannot express: arrays as parameters, and NOTIFY."""
         return connections[self.alias].vendor == "postgresql"
 
     @property
@@ -184,7 +184,7 @@ class Access(ABC):
         return Call(self, connection, conf.form(connection.settings_dict) if is_postgresql else conf.PORTABLE)
 
     def read_if_fast(self, statement: Statement, parameters: Parameters) -> Rows | None:
-        """Run a read that only PostgreSQL runs; return ``None`` unless the database has fast reads."""
+        """Run a read that only PostgreSQL supports; return ``None`` if the database has no fast reads."""
         call = self.enter()
         return call.read(statement, parameters) if call.form.has_fast_reads else None
 
@@ -193,7 +193,7 @@ class Access(ABC):
         return self.enter().read(statement, parameters)
 
     def write(self, statement: Statement, parameters: Parameters) -> Rows:
-        """Run a statement that writes in a call of its own, as `Call.write` does."""
+        """Run a statement that writes, in a call of its own, as `Call.write` does."""
         return self.enter().write(statement, parameters)
 
     def write_once(
@@ -206,7 +206,7 @@ class Access(ABC):
         look_first: Callable[[str], R],
         operation_id: str,
     ) -> R:
-        """Return what ``read`` makes of the row of a write in one statement, as `committed_once` does.
+        """Return the result of ``read`` for the row of a write in one statement, as `committed_once` does.
 
         If a write may not be one statement here, or if this one changes nothing, return the result of
         ``otherwise``, the portable form. The statement records the id of the call, ``%(call_id)s``; if the
@@ -235,11 +235,11 @@ class Access(ABC):
     ) -> R:
         """Return the result of ``write``, or of ``again`` if the reply to its COMMIT is lost.
 
-        ``again`` runs in one transaction on another connection. It takes the lock that ``write`` had, so that
-        ``write`` has ended, looks for what ``write`` stored, and writes it if it is not there. It is repeated
-        for a few seconds while the server does not answer; then `OutcomeUnknown` is raised with the
-        ``operation_id``. In the caller's transaction nothing is repeated, because the caller owns the commit.
-        ``call`` is by default a new one.
+        ``again`` runs in one transaction on another connection. It takes the same lock as ``write``, which
+        has therefore ended, looks for the rows that ``write`` stored, and writes them if they are missing. It
+        is repeated for a few seconds while the server does not answer; after that, `OutcomeUnknown` is raised
+        with the ``operation_id``. In the caller's transaction nothing is repeated, because the caller owns
+        the commit. By default, ``call`` is a new one.
         """
         entered = (call or self.enter())._replace(id=new_call_id())
         if entered.in_transaction:
@@ -263,7 +263,7 @@ class Access(ABC):
                 self.execute(WAIT_BRIEFLY, {})
             return again(self.enter()._replace(id=entered.id))
 
-        # With an id, the store has already waited for its transaction.
+        # If an id is given, the store has already waited for its transaction.
         for pause in patient_pauses() if lost.operation_id is None else (0.0,):
             try:
                 if session:
@@ -284,7 +284,7 @@ class Access(ABC):
         return run(connections[self.alias], statement, parameters)
 
     def after_commit(self, call: Callable[[str], object]) -> None:
-        """Make a call with the alias after the open transaction commits, or at once outside a block."""
+        """Call a function with the alias after the open transaction commits, or at once outside a block."""
         alias = self.alias
         if connections[alias].in_atomic_block:
             transaction.on_commit(functools.partial(call, alias), using=alias, robust=True)
@@ -305,9 +305,9 @@ def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _session_number(connection: BaseDatabaseWrapper) -> int:
-    """Open the connection and return the number of its session on the server.
+    """Open the connection and return the number that its session has on the server.
 
-    It is 0 on SQLite and with a driver that does not know it. Behind a pooler, the pooler makes it up.
+    It is 0 on SQLite, and with a driver that cannot report it. A pooler, if there is one, makes it up.
     """
     if connection.vendor != "postgresql":
         return 0
@@ -317,7 +317,7 @@ def _session_number(connection: BaseDatabaseWrapper) -> int:
 
 
 def release_unless_kept(connection: BaseDatabaseWrapper) -> None:
-    """Release the connection, unless the caller's block or call does so."""
+    """Release the connection, unless an enclosing block or call will do so."""
     if not (connection.in_atomic_block or is_kept_open.get()):
         release(connection)
 
@@ -332,7 +332,7 @@ def _open(connection: BaseDatabaseWrapper) -> None:
 
 
 def connect(connection: BaseDatabaseWrapper) -> None:
-    """Do what Django's ``cursor()`` does before a statement, ``CONN_HEALTH_CHECKS`` included."""
+    """Do everything that Django's ``cursor()`` does before a statement, including ``CONN_HEALTH_CHECKS``."""
     if connection.health_check_enabled:  # type: ignore[attr-defined]  # an attribute of Django's own
         connection.close_if_health_check_failed()
     if connection.connection is None:
@@ -341,14 +341,14 @@ def connect(connection: BaseDatabaseWrapper) -> None:
 
 
 def connect_first(connection: BaseDatabaseWrapper) -> None:
-    """Connect before Django does, to note that a call of the store has opened the connection."""
+    """Connect before Django does, to record that a call of the store has opened the connection."""
     if connection.vendor == "postgresql" and not connection.in_atomic_block:
         connect(connection)
 
 
 def run(connection: BaseDatabaseWrapper, statement: Statement, parameters: Parameters) -> Rows:
     """Run a statement with a Django cursor."""
-    # Not closed, because a cursor of either driver holds no resources after its rows are fetched.
+    # It is not closed, because a cursor of either driver holds no resources after its rows are fetched.
     cursor = connection.cursor()
     if connection.vendor == "sqlite":
         cursor.execute(statement.sqlite, _as_sqlite_takes(parameters))
@@ -380,8 +380,8 @@ def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement, paramet
 
 
 def reading_moments(connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
-    """Make Django's cursors read aware datetimes inside, even in a project without ``USE_TZ``."""
-    # Django reads naive local times on PostgreSQL without ``USE_TZ``.
+    """Make Django's cursors read aware datetimes inside the block, even in a project without ``USE_TZ``."""
+    # Without ``USE_TZ``, Django reads naive local times on PostgreSQL.
     is_local = connection.vendor == "postgresql" and connection.timezone is None
     psycopg = postgres_module() if is_local else None
     return _UNCHANGED if psycopg is None else connection.execute_wrapper(psycopg.read_moments)
@@ -389,7 +389,7 @@ def reading_moments(connection: BaseDatabaseWrapper) -> AbstractContextManager[N
 
 @functools.cache
 def postgres_module() -> Any:
-    """Return `engine.postgres`; ``None`` with another driver, which cannot prepare."""
+    """Return `engine.postgres`, or ``None`` if another driver is used, which cannot prepare."""
     try:
         from helix_store.engine import postgres
     except ImportError:
@@ -399,16 +399,16 @@ def postgres_module() -> Any:
 
 @functools.lru_cache(16)
 def _sqlite_text(moment: datetime, fold: int) -> str:
-    """Return a moment as text; most writes store the same one in several rows.
+    """Return a moment as text; most writes store the same moment in several rows.
 
-    Python considers two times equal that differ only in their ``fold``, so it is a part of the key.
+    Python considers two times equal if they differ only in their ``fold``, so the key includes it.
     """
     return as_sqlite_text(moment)
 
 
 def _as_sqlite_takes(parameters: Parameters) -> Parameters:
     if type(parameters) is dict:
-        # Only PostgreSQL's form needs a list; the query log of DEBUG would also bind it here.
+        # Only the form for PostgreSQL needs a list; the query log of DEBUG would also bind it here.
         return {
             name: _sqlite_text(value, value.fold) if type(value) is datetime else value
             for name, value in parameters.items()

@@ -1,4 +1,4 @@
-"""The databases of the app and of a tenant, as the project's routers decide."""
+"""The databases of the app and of a tenant, according to the project's routers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from helix_store.models import Session
 
 
 def alias_of(tenant: str) -> str:
-    """Return the database of a tenant, to which the routers send writes with the hint ``tenant``."""
+    """Return the database of a tenant: the one to which the routers send writes with the hint ``tenant``."""
     return router.db_for_write(Session, tenant=tenant)
 
 
@@ -19,7 +19,7 @@ def app_aliases() -> list[str]:
 
 
 def app_connections(vendor: str, only: str | None = None) -> list[BaseDatabaseWrapper]:
-    """Return connections to the databases that may have the app's tables, or to one such database."""
+    """Return connections to the databases that may contain the app's tables, or to one such database."""
     return [
         connections[alias]
         for alias in app_aliases()

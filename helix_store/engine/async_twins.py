@@ -1,4 +1,4 @@
-"""The async twin of a synchronous method or context manager: one helper, no second body."""
+"""The async twin of a synchronous method or context manager, built by one helper without a second body."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ITEMS_PER_CROSSING = 100
-"""A switch to a thread costs more than an item; a batch keeps memory constant."""
+"""Switching to a thread costs more than an item; batches keep memory use constant."""
 
 
 def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     """Build ``a<name>`` from ``<name>``: the same call, run in a thread that may block.
 
-    By default this is Django's thread for synchronous code, so a twin joins the transaction of a caller that
-    uses ``async_to_sync``. If that thread waits for the event loop, the loop's own pool is used. With
+    By default, this is Django's thread for synchronous code, so a twin joins the transaction of a caller that
+    uses ``async_to_sync``. If that thread is waiting for the event loop, the loop's own pool is used. With
     ``HELIX_STORE["ASYNC_THREADS"] = n`` calls run in a pool of ``n`` threads. If the caller is cancelled, it
     is told after the call has ended.
     """
@@ -53,7 +53,7 @@ def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
 def async_iterator_twin(
     method: Callable[Concatenate[S, P], Iterator[R]],
 ) -> Callable[Concatenate[S, P], AsyncIterator[R]]:
-    """Build ``aiter_…`` from ``iter_…``: it fetches a batch of items per switch to a thread."""
+    """Build ``aiter_…`` from ``iter_…``: it fetches a batch of items for each switch to a thread."""
 
     @functools.wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
@@ -69,8 +69,8 @@ def async_iterator_twin(
 
 
 class BothContexts:
-    """A base that adds ``async with`` to a class with ``__enter__`` and ``__exit__``. ``__exit__`` must do
-    nothing if the object was not entered, because a cancelled ``async with`` also calls it.
+    """A base class that adds ``async with`` to a class with ``__enter__`` and ``__exit__``. ``__exit__`` must
+    do nothing if the object was not entered, because a cancelled ``async with`` also calls it.
     """
 
     def __enter__(self) -> Self:
@@ -98,14 +98,14 @@ class BothContexts:
 
 
 async def in_thread(call: Callable[[], R]) -> R:
-    """Make a call in a thread that may block. Raises `OutsideTransaction` if the caller blocks this thread,
-    or Django's, and has a transaction open there.
+    """Make a call in a thread that may block. Raises `OutsideTransaction` if the caller blocks this thread or
+    Django's and has a transaction open there.
     """
     threads, djangos = conf.async_threads(), find_djangos_thread()
     note_transactions_of({threading.get_ident(), djangos.caller if djangos.is_blocked or threads else 0})
     if not threads and not djangos.is_blocked:
         return await sync_to_async(_keeping_connections, thread_sensitive=True)(call)
-    # The event loop's pool ends with the loop, and no thread of the pool waits for this loop.
+    # The event loop's pool ends with the loop, and no thread in that pool waits for this loop.
     pool = _pools.get()(threads) if threads and not _is_pooled.get() else None
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ async def in_thread(call: Callable[[], R]) -> R:
 
 async def in_thread_to_the_end(call: Callable[[], R]) -> R:
     """Make a call with `in_thread`; if the caller is cancelled, it is told only after the call has ended.
-    Otherwise it would continue while a transaction that it believes to be stopped is committed, on a
+    Otherwise the caller would continue while a transaction that it believes to be stopped is committed, on a
     connection that its next call would share.
     """
     running = asyncio.ensure_future(in_thread(call))
@@ -123,11 +123,11 @@ async def in_thread_to_the_end(call: Callable[[], R]) -> R:
     except asyncio.CancelledError:
         with _shielded_from_anyio():
             while not running.done():
-                # Cancelled again: the outcome is still open.
+                # The task was cancelled again: the outcome is still open.
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
         if not running.cancelled():
-            # Retrieved, so that asyncio does not report an exception that was never retrieved.
+            # Retrieve it, so that asyncio does not report an exception that was never retrieved.
             running.exception()
         raise
 
@@ -142,7 +142,7 @@ def _shielded_from_anyio() -> AbstractContextManager[object]:
 
 
 def _new_pools() -> Callable[[int], ThreadPoolExecutor]:
-    """Return a pool for each number of threads, created at its first use."""
+    """Return a pool for each number of threads, created on first use."""
     return functools.cache(lambda threads: ThreadPoolExecutor(threads, thread_name_prefix="helix_store"))
 
 
@@ -156,12 +156,12 @@ def _keeping_connections(call: Callable[[], R]) -> R:
 
 
 _is_pooled: Final[ContextVar[bool]] = ContextVar("helix_store_is_pooled", default=False)
-"""Set while a call runs in a pool: a signal receiver in the call, for example, must not wait for it."""
+"""True while a call runs in a pool: a signal receiver in the call, for example, must not wait for it."""
 
 
 def _releasing_connections(call: Callable[[], R]) -> R:
     _is_pooled.set(True)
-    # No request ends on these threads, so Django neither applies CONN_MAX_AGE nor refills its pool there.
+    # No request ends in these threads, so Django neither applies CONN_MAX_AGE nor refills its pool there.
     try:
         with keep_open():
             return call()

@@ -1,13 +1,13 @@
 """Statements for Citus, whose planner refuses some statements that PostgreSQL runs.
 
-With schema-based sharding all tables of an alias are on one node, and the statements reach them through the
-entry node: the server that the alias names. A statement has another form there if it would break a rule:
+With schema-based sharding, all tables of an alias are on one node, and statements reach them through the
+entry node, the server that the alias names. A statement has a different form there if it would break a rule:
 
-- A statement with a table must not call a volatile function, and ``CASE`` and ``COALESCE`` of a write may
-  only call immutable ones. A separate statement reads the clock, on the entry node and right before the
-  statement that needs it as a parameter (`clocks.CITUS`).
-- A separate query locks a row before the clock is read: a clock that was read before a wait would extend a
-  term that has ended.
+- A statement with a table must not call a volatile function, and ``CASE`` and ``COALESCE`` in a write may
+  only call immutable ones. A separate statement reads the clock, on the entry node and directly before the
+  statement that needs the time as a parameter (`clocks.CITUS`).
+- A separate query locks a row before the clock is read: a clock read before the wait would extend a term that
+  has ended.
 - A statement writes to only one table, so there are no one-statement steps. Writes are not prepared.
 - Triggers are not allowed. A statement that has no other form there has a `Refusal`.
 """
@@ -27,8 +27,8 @@ _MOMENT: Final = re.compile(r"%\((clock(?:_plus_(\w+))?)\)s")
 
 
 def run_in_order(cursor: Any, texts: Sequence[str], parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Run statements and return the rows of the last; stop without rows if an earlier query finds nothing.
-    Several statements run in a transaction.
+    """Run statements and return the rows of the last one; stop without rows if an earlier query finds
+    nothing. Several statements run in a transaction.
     """
     rows: list[tuple[Any, ...]] = []
     for text in texts:

@@ -1,6 +1,6 @@
-"""The database's own clock in SQL, which alone decides whether a term is over. A worker's clock may be wrong,
-and PostgreSQL's ``now()`` stands still for a whole transaction. SQLite runs on the worker's machine; its
-clock stands still within a statement.
+"""The database's own clock in SQL, which alone decides whether a term has expired. A worker's clock may be
+wrong, and PostgreSQL's ``now()`` does not advance during a transaction. SQLite runs on the worker's machine;
+its clock does not advance within a statement.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Clock:
     _in_milliseconds: str
 
     def after(self, parameter: str) -> str:
-        """Return the time in as many milliseconds as the named parameter holds."""
+        """Return the time that is later by the number of milliseconds in the named parameter."""
         return self._in_milliseconds.format(parameter)
 
 
-# Qualified with its schema, so that a function of the same name on the search path cannot replace it.
+# The name includes the schema, so that a function of the same name on the search path cannot replace it.
 POSTGRESQL: Final = Clock(
     now="pg_catalog.clock_timestamp()",
     _in_milliseconds="pg_catalog.clock_timestamp() + %({})s * interval '1 millisecond'",
@@ -33,13 +33,13 @@ SQLITE: Final = Clock(
     now="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
     _in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%({})s / 1000.0) || ' seconds')",
 )
-# Parameters that `engine.citus` fills in.
+# These are parameters that `engine.citus` fills in.
 CITUS: Final = Clock(now="%(clock)s::timestamptz", _in_milliseconds="%(clock_plus_{})s::timestamptz")
 
 
 def with_clock(text: Callable[[Clock], str], *, locks: str | None = None) -> Statement:
     """Return a statement with the clock of each database. If it may wait for a row, ``locks`` is the query
-    that locks the row first on Citus.
+    that first locks that row on Citus.
     """
     citus = text(CITUS)
     return Statement(text(POSTGRESQL), text(SQLITE), citus=(locks, citus) if locks else (citus,))

@@ -1,8 +1,8 @@
-"""Transactions whose COMMIT may get no reply, and the search for their outcome. On PostgreSQL each
+"""Transactions whose COMMIT may receive no reply, and the search for their outcome. On PostgreSQL each
 transaction of the store reads its number when it begins, in the same round trip as ``BEGIN``. If the reply to
 COMMIT is lost, another connection asks the server for the outcome of that number. A server that has crashed,
-or a promoted standby, may assign the number a second time. So the transaction also reads the time of the last
-statistics reset, which changes in both cases.
+or a promoted standby, may assign the same number again. The transaction therefore also reads the time of the
+last statistics reset, which changes in both cases.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ END_SESSION: Final = Statement(
 
 
 def has_committed(connection: BaseDatabaseWrapper, mark: Mark, lost: OutcomeUnknown) -> bool:
-    """Return whether the transaction with this mark, whose COMMIT was ``lost``, is stored. Wait while the
-    server does not know. Raises `OutcomeUnknown` with the number of the transaction.
+    """Return whether the transaction with this mark, whose COMMIT was ``lost``, was committed. Wait as long
+    as the server does not know. Raises `OutcomeUnknown` with the number of the transaction.
     """
     number, server = mark
     parameters = {"number": number, "server": server}
@@ -91,23 +91,23 @@ def patient_pauses() -> Iterator[float]:
 
 # --- Ids of calls ------------------------------------------------------------------------------------
 
-# A one-statement write is found after its reply was lost by the random id of its call
-# (`engine.access.Call.id`), which it stores with what it writes. A row that many calls change keeps the ids
-# of the last calls, newest first, so that a call can find its own id behind those of other writers.
+# If the reply to a one-statement write was lost, the write is found by the random id of its call
+# (`engine.access.Call.id`), which it stores with its data. A row that many calls change keeps the ids of the
+# most recent calls, newest first, so that a call can find its own id behind those of other writers.
 CALL_ID_BYTES: Final = 9
 CALL_IDS_LENGTH: Final = 255
 
 
 def recorded(column: str, value: str = "''") -> str:
-    """Return the SQL that adds ``%(call_id)s``, with a value of the call, to a column of ids."""
+    """Return the SQL that adds the value of the call, ``%(call_id)s``, to a column of ids."""
     entry = f"%(call_id)s || ':' || {value} || ' '"
     return f"left({entry} || coalesce({column}, ''), {CALL_IDS_LENGTH})"
 
 
 def recorded_value(call_ids: str | None, call_id: str) -> str | None:
-    """Return the value that was recorded with a call; ``None`` if the call never changed the row.
+    """Return the value that was recorded with a call, or ``None`` if the call never changed the row.
 
-    Raises `OutcomeUnknown` if so many other calls are recorded that the column may have dropped this one.
+    Raises `OutcomeUnknown` if so many later calls are recorded that the column may have dropped this one.
     """
     kept = call_ids or ""
     for entry in kept.split(" "):

@@ -25,15 +25,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from helix_store.engine.forks import opened_connections
 from helix_store.exceptions import OutsideTransaction
 
-# Not a context variable: a thread that copies the context of a request does not serve that request.
+# This is not a context variable: a thread that copies the context of a request does not serve that request.
 _requests: Final = threading.local()
 _opened_by_calls: Final[WeakKeyDictionary[BaseDatabaseWrapper, ref[Any]]] = WeakKeyDictionary()
-"""The driver's connection that a call has opened, until the call has ended."""
+"""The driver's connection that a call has opened, until the call ends."""
 is_kept_open: ContextVar[bool] = ContextVar("helix_store_connection_is_kept_open", default=False)
 
 
 class _Block(NamedTuple):
-    """The outermost ``atomic()`` of a connection, with weak references because contexts live long."""
+    """The outermost ``atomic()`` of a connection, with weak references because contexts may live long."""
 
     connection: ref[Any]
     block: ref[Any]
@@ -53,7 +53,7 @@ open_blocks: Final[ContextVar[Mapping[str, _Block]]] = ContextVar(
 def require_thread_of_caller(connection: BaseDatabaseWrapper) -> None:
     """Raise `OutsideTransaction` if a caller has a transaction of this database open in another thread.
 
-    A caller is known by its context: by a call in its block, or by `note_transactions_of`.
+    A caller is recognised by its context: through a call in its block, or through `note_transactions_of`.
     """
     blocks = open_blocks.get()
     known = blocks.get(connection.alias)
@@ -67,7 +67,7 @@ def require_thread_of_caller(connection: BaseDatabaseWrapper) -> None:
 
 
 def note_transactions_of(threads: Collection[int]) -> None:
-    """Note the open transactions of threads that wait for this context; ``threads`` are thread idents."""
+    """Record the open transactions of threads that wait for this context; ``threads`` are thread idents."""
     for connection in opened_connections():
         if connection.in_atomic_block and connection._thread_ident in threads:  # type: ignore[attr-defined]
             _note(connection)
@@ -88,11 +88,11 @@ def release(connection: BaseDatabaseWrapper) -> None:
     """Close what the end of a request would close, in a thread that Django does not manage.
 
     As at the end of a request, this honours ``CONN_MAX_AGE`` and returns a pooled connection. A connection
-    with an open transaction stays: it belongs to the caller, in an ``atomic()`` block or with autocommit
+    with an open transaction stays open: it belongs to the caller, in an ``atomic()`` block or with autocommit
     off.
 
-    The main thread returns a pooled connection that a call of the store has opened: it may run for hours, and
-    a small pool cannot spare the connection.
+    The main thread returns a pooled connection that a call of the store has opened, because it may run for
+    hours, and a small pool cannot spare the connection.
     """
     if connection.in_atomic_block or is_kept_open.get():
         return
@@ -104,7 +104,7 @@ def release(connection: BaseDatabaseWrapper) -> None:
 
 
 def note_opened_by_call(connection: BaseDatabaseWrapper) -> None:
-    """Note that a call of the store, not other code in its thread, has taken a pooled connection."""
+    """Record that a call of the store, not other code in its thread, has taken a pooled connection."""
     if connection.settings_dict["OPTIONS"].get("pool"):
         _opened_by_calls[connection] = ref(connection.connection)
 
@@ -118,7 +118,7 @@ def _return_what_calls_opened(connection: BaseDatabaseWrapper) -> None:
 
 @contextmanager
 def keep_open() -> Iterator[None]:
-    """Leave connections open in a ``with`` block: the caller of the thread releases them."""
+    """Leave connections open in a ``with`` block, because the caller of the thread releases them."""
     token = is_kept_open.set(True)
     try:
         yield
@@ -130,7 +130,7 @@ def keep_open() -> Iterator[None]:
 def return_to_pool_after() -> Iterator[None]:
     """Leave connections open in a ``with`` block, then return the pooled ones that calls in it have opened.
 
-    Use this for a thread of Django outside of requests: nothing else closes its connections.
+    Use this for one of Django's threads outside of requests, where nothing else closes its connections.
     """
     try:
         with keep_open():
@@ -143,7 +143,7 @@ def return_to_pool_after() -> Iterator[None]:
 
 @contextmanager
 def release_once(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """`release` the connection once after several calls, and not after each."""
+    """`release` the connection once after several calls instead of after each one."""
     try:
         with keep_open():
             yield
@@ -176,7 +176,7 @@ def _end_request(**kwargs: Any) -> None:
 
 
 def _is_managed() -> bool:
-    """Return whether the end of a request or of the process releases this thread's connections."""
+    """Return whether the end of a request or of the process releases the connections of this thread."""
     if threading.current_thread() is threading.main_thread():
         return True
     return getattr(_requests, "is_served", False)

@@ -1,4 +1,4 @@
-"""Access to a database: every statement of the app goes through `Database`. Its methods differ in four
+"""Access to a database: every statement of the app goes through `Database`. The methods differ in four
 points: whether they map the driver's errors, whether they release the connection afterwards, which
 transaction the statement joins, and whether it is prepared.
 
@@ -15,7 +15,7 @@ method         errors released transaction                                      
 ============== ====== ======== ===================================================== ========
 
 Statements are prepared on PostgreSQL, unless ``HELIX_STORE["FAST_PATHS"]`` is False. On Citus (see
-`engine.citus`) only reads are prepared, and a write that has a form for Citus is a transaction.
+`engine.citus`), only reads are prepared, and a write that has a form for Citus is a transaction.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ATTEMPTS: Final = 5
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _UNCHANGED: Final = nullcontext()
 _OPERATIONS: Final = 100_000
-"""Instructions of SQLite's virtual machine, which take a few milliseconds."""
+"""The number of instructions of SQLite's virtual machine that take a few milliseconds."""
 _ONE_MOMENT: Final = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 _BEGIN: Final = Statement("BEGIN DEFERRED")
 # This lasts until the end of the transaction: behind a pooler, the connection then serves another client.
@@ -90,7 +90,7 @@ class Database(Access):
     def query(self, body: Callable[[], R]) -> R:
         """Run ORM queries that only read."""
         connection = self.connection
-        # The doctor reads the migrations of a project whose other settings cannot be read.
+        # The doctor reads the migrations even if other settings of the project cannot be read.
         if self.is_postgresql and conf.row_level_security():
             return self.transaction(body, only_reads=True)
         try:
@@ -110,8 +110,8 @@ class Database(Access):
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Make all reads of a ``with`` block see the database at one moment. No one waits for them. In the
-        caller's transaction, its isolation level applies.
+        """Make all reads in a ``with`` block see the database at the same moment. No one waits for them. In
+        the caller's transaction, that transaction's isolation level applies.
         """
         connection = self.connection
         if self.in_transaction:
@@ -124,20 +124,20 @@ class Database(Access):
                     run(connection, _ONE_MOMENT, {})
                     yield
                 return
-            # Not atomic(): with transaction_mode=IMMEDIATE it would lock writers out.
+            # This is not atomic(), which would lock writers out with transaction_mode=IMMEDIATE.
             run(connection, _BEGIN, {})
             try:
                 yield
             finally:
-                # A method, not a statement: after some errors SQLite has already rolled back and refuses
-                # another ROLLBACK.
+                # This is a method, not a statement: after some errors SQLite has already rolled back and
+                # refuses another ROLLBACK.
                 connection.rollback()
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """End this thread's statement if a signal handler raises an error in a ``with`` block.
+        """End the statement of this thread if a signal handler raises an error in a ``with`` block.
 
-        PostgreSQL's driver does this by itself and cancels the statement. SQLite calls back between steps of
+        PostgreSQL's driver does this itself and cancels the statement. SQLite calls back between steps of
         a statement: Python then runs the handler, and a failed callback ends the statement with an
         `OperationalError`.
         """
@@ -154,10 +154,10 @@ class Database(Access):
 
     @contextmanager
     def rolled_back(self, *, dry_run: bool = True) -> Iterator[None]:
-        """Roll back the work of a ``with`` block, so that a dry run can count by doing the work.
+        """Roll back the work of a ``with`` block, so that a dry run can do the work in order to count it.
 
-        The block is one transaction, which holds the locks of everything in it until the end. Functions that
-        it passes to ``on_commit`` are not called. Unless it is a ``dry_run``, the block runs as usual.
+        The block is one transaction, which holds all of its locks until the end. Functions that
+        it passes to ``on_commit`` are not called. If ``dry_run`` is false, the block runs as usual.
         """
         if not dry_run:
             yield
@@ -177,16 +177,16 @@ class Database(Access):
     def transaction(self, body: Callable[[], R], call: Call | None = None, *, only_reads: bool = False) -> R:
         """Run ``body`` in one transaction, by default in a call of its own.
 
-        Inside the caller's ``atomic()`` block it is a savepoint: the caller owns the commit and any retry.
-        Otherwise a transaction that the database aborted because of another one runs again, and so does a
-        transaction whose COMMIT did not reach the server. If only the reply was lost, the transaction's
-        result is returned.
+        Inside the caller's ``atomic()`` block it is a savepoint, because the caller owns the commit and any
+        retry. Otherwise, a transaction that the database aborted because of another one runs again, and so
+        does a transaction whose COMMIT did not reach the server. If only the reply was lost, the result of
+        the transaction is returned.
         """
         _, connection, form, *_ = call or self.enter()
         if form.tells_tenant:
             body = functools.partial(self._after_the_tenant, body)
         is_own = not connection.in_atomic_block
-        # On Citus, the node with the tables may have committed what the entry node rolled back.
+        # On Citus, the node with the tables may have committed a transaction that the entry node rolled back.
         is_watched = is_own and connection.vendor == "postgresql" and not (only_reads or form.is_citus)
         driver = postgres_module() if is_watched else None
         attempts = _ATTEMPTS if is_own else 1
@@ -250,7 +250,7 @@ def reads(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 
 
 def _read_committed(connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
-    """Give new transactions in the block the isolation level that the statements need."""
+    """Give new transactions in the block the isolation level that the statements require."""
     if connection.vendor != "postgresql" or connection.in_atomic_block:
         return _UNCHANGED
     connect(connection)
@@ -280,7 +280,7 @@ def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R], watched: Wa
             raise_mapped(connection, exc, committing=committing)
             raise
     except HelixStoreError as exc:
-        # An error of an on_commit hook comes after the commit: the write must not run again.
+        # An error in an on_commit hook comes after the commit, so the write must not run again.
         if committed and exc.__cause__ is not None:
             raise exc.__cause__ from None
         raise

@@ -1,6 +1,6 @@
-"""The thread in which asgiref would run thread-sensitive code, and whether it waits for its caller.
+"""The thread in which asgiref would run thread-sensitive code, and whether it is waiting for its caller.
 
-Code that blocks such a thread and waits for an event loop, as a synchronous view with ``asyncio.run`` does,
+If code blocks such a thread and waits for an event loop, as a synchronous view with ``asyncio.run`` does, it
 would wait forever for a call that asgiref has queued for the same thread.
 """
 
@@ -20,13 +20,13 @@ from typing import Any, Final, NamedTuple, cast
 from asgiref.current_thread_executor import CurrentThreadExecutor
 from asgiref.sync import AsyncToSync, SyncToAsync
 
-# asgiref has no API that reports what its threads do, but it is known which code they run.
+# asgiref has no API that reports what its threads are doing, but the code that they run is known.
 _RUNS_A_CALL: Final = SyncToAsync.thread_handler.__code__
 _IS_PARKED: Final = CurrentThreadExecutor.run_until_future.__code__
 
 
 class DjangosThread(NamedTuple):
-    """The thread; ``caller`` is its ident if this context was created by a call in it, otherwise 0."""
+    """The thread; ``caller`` is its ident if a call in it created this context, otherwise 0."""
 
     caller: int
     is_blocked: bool
@@ -35,8 +35,8 @@ class DjangosThread(NamedTuple):
 def find_djangos_thread() -> DjangosThread:
     """Find the thread for the running event loop and this context.
 
-    It is blocked if asgiref refuses calls, or if another loop made the call that runs there: that call may
-    have started this loop. A call from this loop ends by itself.
+    It is blocked if asgiref refuses calls, or if another loop made the call that is running there, because
+    that call may have started this loop. A call from this loop will end by itself.
     """
     loop = asyncio.get_running_loop()
     executor = _executor_of(loop)
@@ -45,7 +45,7 @@ def find_djangos_thread() -> DjangosThread:
     thread = _thread_of(executor)
     if thread is None or thread.ident is None:
         return DjangosThread(0, is_blocked=False)
-    # The parent's threads do not exist in a forked child.
+    # The threads of the parent do not exist in a forked child.
     is_blocked = (
         thread is threading.current_thread()
         or not thread.is_alive()
@@ -66,7 +66,7 @@ def _executor_of(loop: asyncio.AbstractEventLoop) -> Any:
         return parked
     request = SyncToAsync.thread_sensitive_context.get(None)
     if request is not None:
-        # If there is none, asgiref starts it.
+        # If there is no such thread, asgiref starts one.
         return SyncToAsync.context_to_thread_executor.get(request, _NOT_STARTED)
     return AsyncToSync.loop_thread_executors.get(loop) or SyncToAsync.single_thread_executor
 
@@ -93,7 +93,7 @@ def _is_refused(executor: Any) -> bool:
 def _calling_loop(
     thread: int, executor: Any, default: asyncio.AbstractEventLoop
 ) -> asyncio.AbstractEventLoop:
-    """Return the loop that made the call which runs in a thread; ``default`` if the thread is free."""
+    """Return the loop that made the call that is running in a thread; ``default`` if the thread is free."""
     for frame in _frames_of(thread):
         if frame.f_code is _RUNS_A_CALL:
             return cast(asyncio.AbstractEventLoop, frame.f_locals.get("loop", default))
@@ -103,8 +103,8 @@ def _calling_loop(
 
 
 _without_gc: Final = threading.Lock()
-# No thread may hold it when the process forks: in the child it would stay locked, and garbage uncollected.
-# Windows has no fork.
+# No thread may hold this lock when the process forks: in the child it would stay locked, and garbage would
+# never be collected. Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_without_gc.acquire, after_in_parent=_without_gc.release, after_in_child=_without_gc.release
@@ -114,11 +114,11 @@ if hasattr(os, "register_at_fork"):
 def _frames_of(thread: int) -> list[FrameType]:
     """Return the frames of a thread, innermost first.
 
-    One call of a built-in method makes them all, so that the thread cannot go on meanwhile: CPython 3.11 has
-    crashed in ``f_back`` of a frame that had ended. For the same reason, no garbage may be collected here.
-    Besides, CPython before 3.12.4 holds the lock of its threads while it makes the frames. A collection may
-    run code that lets another thread continue. That thread waits for the lock when it ends, and blocks all
-    other threads.
+    A single call of a built-in method creates them all, so that the thread cannot continue in the meantime:
+    CPython 3.11 has crashed in ``f_back`` of a frame that had ended. For the same reason, no garbage may be
+    collected here. In addition, CPython before 3.12.4 holds the lock of its threads while it creates the
+    frames. A garbage collection may run code that lets another thread continue. That thread would wait for
+    the lock when it ends, and block all other threads.
     """
     current = map(operator.methodcaller("get", thread), map(operator.call, [sys._current_frames]))
     frames: list[Any] = []
@@ -128,7 +128,7 @@ def _frames_of(thread: int) -> list[FrameType]:
         try:
             frames.extend(accumulate(chain(current, repeat("f_back")), getattr))
         except AttributeError:
-            # Behind the outermost frame is None, which has no frame behind it.
+            # After the outermost frame, there is None, which has no further frame.
             frames.pop()
         finally:
             if was_enabled:

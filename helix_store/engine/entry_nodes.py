@@ -18,9 +18,9 @@ class CitusProblem(NamedTuple):
 
 
 def citus_problems(aliases: Sequence[str]) -> Iterator[CitusProblem]:
-    """Yield why the form for Citus does not work, or is not safe, in some of these databases. Sequences,
-    advisory locks and notifications belong to one node, so every process must reach the tables of an alias
-    through the same node.
+    """Yield the reasons why the form for Citus does not work, or is not safe, in some of these databases.
+    Sequences, advisory locks and notifications belong to one node, so every process must reach the tables of
+    an alias through the same node.
     """
     nodes: dict[tuple[Any, ...], tuple[str, Any]] = {}
     for alias in aliases:
@@ -34,8 +34,8 @@ def citus_problems(aliases: Sequence[str]) -> Iterator[CitusProblem]:
         if conf.row_level_security():
             yield CitusProblem(
                 alias,
-                "the policies of ROW_LEVEL_SECURITY are asked on the node with the tables, which does not "
-                "learn the tenant",
+                "the policies of ROW_LEVEL_SECURITY are checked on the node with the tables, which does not "
+                "know the tenant",
                 "Use a schema for each group of tenants instead, or remove one of the two settings.",
             )
         options = settings["OPTIONS"]
@@ -53,7 +53,7 @@ def citus_problems(aliases: Sequence[str]) -> Iterator[CitusProblem]:
 
 
 def has_undeclared_citus(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the extension is installed in a database whose entry does not declare it."""
+    """Return whether the extension is installed in a database whose entry does not declare this."""
     if conf.is_citus(connection.settings_dict):
         return False
     with connection.cursor() as cursor:

@@ -26,7 +26,7 @@ from helix_store.exceptions import (
 
 TENANT_MOVED: Final = "TM001"
 """The SQLSTATE of the triggers that refuse writes to a tenant while it is being moved. An SQLite trigger can
-only raise a text, which begins with this code.
+only raise a text, so the text begins with this code.
 """
 
 # A code is looked up whole, then by its family: the class of the SQLSTATE or the primary code of SQLite.
@@ -70,12 +70,12 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
 
 _GIVEN_UP: Final = frozenset({"40001", "40P01"})
 _RETRYABLE: Final = _GIVEN_UP | {"55P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT"}
-# No such statement, or another one of that name: a pooler has changed the server's connection. The third code
-# means that a returned column has changed its type.
+# There is no such statement, or another one of that name: a pooler has changed the server's connection. The
+# third code means that a returned column has changed its type.
 _STALE_PREPARED: Final = frozenset({"26000", "42P05", "0A000"})
 _UNIQUE: Final = frozenset({"23505", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"})
 
-# The server ends a session with these only while it waits for the next statement, so it never saw the COMMIT.
+# The server sends these only while a session waits for the next statement, so it never saw the COMMIT.
 _ENDED_WHILE_IDLE: Final = frozenset({"25P03", "57P05"})
 
 _REFUSED_VALUE: Final = (
@@ -100,15 +100,15 @@ _ABORTED: Final = (
 def translate(
     error: Error, *, vendor: str, committing: bool = False, is_single_statement: bool = False
 ) -> HelixStoreError | TransactionManagementError | None:
-    """Return the error to raise in place of ``error``, or ``None`` if ``error`` propagates unchanged.
+    """Return the error to raise in place of ``error``, or ``None`` if ``error`` should propagate unchanged.
 
     For an integrity error it is ``None``, because only the operation that wrote the row can interpret a
     violated constraint. A transaction that was aborted earlier (25P02) becomes Django's
-    `TransactionManagementError`, the error of a block that Django has marked as broken. It is a fault of the
-    calling code and must not be retried.
+    `TransactionManagementError`, which Django raises in a block that it has marked as broken. It is a fault
+    in the calling code and must not be retried.
 
-    ``committing`` means that COMMIT may have been sent. Then an error that leaves the outcome open becomes
-    `OutcomeUnknown`; an error that is the server's answer to COMMIT keeps its usual meaning. With
+    ``committing`` means that COMMIT may have been sent. In that case an error that leaves the outcome open
+    becomes `OutcomeUnknown`; an error that is the server's answer to COMMIT keeps its usual meaning. With
     ``is_single_statement`` the transaction is one statement, which a timeout rolls back as a whole.
     """
     code = _code(error)
@@ -139,9 +139,9 @@ def raise_mapped(
     committing: bool = False,
     is_single_statement: bool = False,
 ) -> None:
-    """Raise the translation of a database error; return for every other error.
+    """Raise the translation of a database error; for any other error, return.
 
-    A lost or read-only connection is dropped outside of an atomic block: the next call gets another one.
+    A lost or read-only connection is dropped outside of an atomic block, so the next call gets a new one.
     """
     if isinstance(exc, Error):
         translated = translate(
@@ -154,7 +154,7 @@ def raise_mapped(
         # The driver's message quotes the value: psycopg's includes the DETAIL and CONTEXT of PostgreSQL.
         raise translated from (None if isinstance(translated, IntegrityFault) else exc)
     if isinstance(exc, StoreUnavailable | OutcomeUnknown):
-        # Translated inside an atomic block, which has since ended.
+        # This error was translated inside an atomic block, which has since ended.
         _drop(connection)
     elif isinstance(exc, UnicodeEncodeError | OverflowError):
         # Both drivers reject lone surrogates before the database gets them; SQLite's also rejects large
@@ -163,16 +163,16 @@ def raise_mapped(
 
 
 def is_retryable_transaction(error: BaseException) -> bool:
-    """Return whether the same transaction can succeed when it is run again from its start.
+    """Return whether the same transaction can succeed if it is run again from its start.
 
-    Only the owner of the outermost transaction may do so, a bounded number of times: before 55P03 each
-    attempt waits for the whole ``lock_timeout``. Takes Django's error or its translation.
+    Only the owner of the outermost transaction may do this, and only a few times: before 55P03, each attempt
+    waits for the whole ``lock_timeout``. It accepts Django's error or its translation.
     """
     return _code(error) in _RETRYABLE
 
 
 def is_serialization_failure(error: BaseException) -> bool:
-    """Return whether the database aborted a transaction at once because of another one."""
+    """Return whether the database aborted a transaction immediately because of another one."""
     return _code(error) in _GIVEN_UP
 
 
@@ -192,7 +192,7 @@ def is_unique_violation(error: BaseException) -> bool:
 
 
 def violated_constraint(error: BaseException) -> str | None:
-    """Return the name of the constraint that refused the row, or ``None`` on SQLite, which has no name."""
+    """Return the name of the constraint that refused the row, or ``None`` on SQLite, which reports none."""
     name = getattr(_diagnosis(error), "constraint_name", None)
     return None if name is None else str(name)
 
@@ -201,11 +201,11 @@ def _meaning(error: Error, code: str | None, vendor: str) -> type[HelixStoreErro
     if code is not None:
         return _MEANINGS.get(code) or _MEANINGS.get(_family(code))
     if vendor == "sqlite":
-        # For stored text that is not UTF-8, Python's error has no code, and its message contains the text.
+        # If stored text is not UTF-8, Python's error has no code, and its message contains the text.
         return IntegrityFault if isinstance(error, OperationalError) else None
     if isinstance(error, OperationalError | InterfaceError | InternalError):
-        # psycopg has no SQLSTATE for a connection that failed to open, broke, violated the protocol or was
-        # not free in the pool.
+        # psycopg has no SQLSTATE for a connection that could not be opened, broke, violated the protocol or
+        # was not free in the pool.
         return StoreUnavailable
     # psycopg refuses NUL in text before the server sees it.
     return IntegrityFault if isinstance(error, DataError) else None
@@ -262,6 +262,6 @@ def _drop(connection: BaseDatabaseWrapper) -> None:
     if connection.in_atomic_block:
         return
     if connection.vendor == "postgresql" and connection.connection is not None:
-        # A pool reuses an open connection, even one to a server that is now a standby.
+        # A pool reuses an open connection, even one to a server that has become a standby.
         connection.connection.close()
     connection.close()

@@ -32,11 +32,11 @@ _IN_KEYS: Final = re.compile(r"([\w.]+) IN %\(keys\)s")
 
 
 def tenant_parameter(tenant: str) -> Func:
-    """Return the value of a tenant, hidden from PostgreSQL's planner. ``(SELECT …)``.
+    """Return the value of a tenant in a form that is hidden from PostgreSQL's planner. ``(SELECT …)``.
 
     The statistics do not contain a new tenant, so PostgreSQL expects it to have no rows. Every index that
-    begins with the tenant then looks equally good, and a look-up by key may read all rows of the tenant. For
-    a hidden value, PostgreSQL plans as for an average tenant.
+    begins with the tenant then looks equally good, and a lookup by key may read all rows of the tenant. For a
+    hidden value, PostgreSQL plans for an average tenant.
     """
     return _HiddenValue(Value(tenant), output_field=CharField())
 
@@ -62,7 +62,7 @@ class NoIndexHint(Func):
 
 
 class StartInUTC(Func):
-    """The start of the hour, day, week or month of a moment. Django's ``Trunc`` depends on ``USE_TZ``."""
+    """The start of the hour, day, week or month around a moment. Django's ``Trunc`` depends on ``USE_TZ``."""
 
     template = "pg_catalog.date_trunc('%(unit)s', %(expressions)s, 'UTC')"
 
@@ -81,8 +81,8 @@ class _Row(Func):
 def after_keyset(model: type[Model], last: Mapping[str, Any], *, descending: bool = False) -> Lookup[Any]:
     """Return the rows that follow the last row of a page, in the order of these columns: ``(a, b) > (1, 2)``.
 
-    This is one range of an index. The same condition with OR would read all rows with the last row's ``a``
-    again. All columns have the same direction.
+    This is one range of an index. The same condition with OR would read again all rows that have the ``a`` of
+    the last row. All columns must have the same direction.
     """
     fields: Any = model._meta.get_field
     values = [Value(value, output_field=fields(name)) for name, value in last.items()]
@@ -105,7 +105,7 @@ class _JSONContains(Func):
 
     def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.source_expressions[0])
-        # The second half is the condition of the partial index, which has no empty documents.
+        # The second half is the condition of the partial index, which omits empty documents.
         empty = "[]" if isinstance(self.value, list) else "{}"
         condition = f"({column} @> %s::jsonb AND {column} <> '{empty}'::jsonb)"
         return condition, (*params, self.document, *params)
@@ -147,14 +147,14 @@ class ExactSum(Aggregate):
 def exact_sum(column: str) -> tuple[str, str]:
     """Return the SQL of `ExactSum`; `summed` reads the result.
 
-    PostgreSQL sums bigints as numeric. SQLite fails when a sum exceeds 64 bits, so the upper and the lower
-    32 bits are summed separately there.
+    PostgreSQL adds up bigints as numeric. SQLite fails if a sum exceeds 64 bits, so there the upper and the
+    lower 32 bits are summed separately.
     """
     return f"SUM({column})", f"(SUM({column} >> 32) || ' ' || SUM({column} & 4294967295))"
 
 
 def summed(value: Any) -> int:
-    """Return the result of an `exact_sum` as an ``int``; 0 without rows."""
+    """Return the result of an `exact_sum` as an ``int``; 0 if there were no rows."""
     if isinstance(value, str):
         upper, lower = value.split()
         return (int(upper) << 32) + int(lower)
@@ -162,12 +162,12 @@ def summed(value: Any) -> int:
 
 
 def local_day(column: str, parameter: str) -> tuple[str, str]:
-    """Return the SQL of the day of a moment, as ``2026-11-20``, in the time zone of the named parameter. Days
-    after the year 9999 become its last day, because Python has no later ones.
+    """Return the SQL for the day of a moment, as ``2026-11-20``, in the time zone of the named parameter.
+    Days after the year 9999 become its last day, because Python has no later ones.
     """
     return (
         f"to_char(LEAST({column} AT TIME ZONE %({parameter})s::text, timestamp '9999-12-31'), 'YYYY-MM-DD')",
-        # A function that Django adds to SQLite, which has no time zones.
+        # This function is one that Django adds to SQLite, which has no time zones.
         f"""CASE WHEN {column} >= '9999-12-30' THEN '9999-12-31'
             ELSE django_datetime_cast_date({column}, %({parameter})s, 'UTC') END""",
     )
@@ -201,7 +201,7 @@ def list_parameter(db: Database, values: Sequence[Any]) -> Sequence[Any] | str:
 def rows_parameter(db: Database, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return the values of these columns: an array for each column on PostgreSQL, row after row on SQLite.
 
-    A column that a row does not have is null.
+    A column that a row does not have becomes null.
     """
     if db.is_postgresql:
         return [[row.get(name) for row in rows] for name in names]
@@ -210,7 +210,7 @@ def rows_parameter(db: Database, names: Sequence[str], rows: Sequence[Mapping[st
 
 def all_tenants(rows: str, *, most: int = MAX_BIGINT) -> str:
     """Return a query for the tenants of a table, at most one more than ``most``. It is a skip scan, which
-    takes one look-up in an index that begins with the tenant for each of them.
+    takes one lookup for each of them, in an index that begins with the tenant.
     """
     return f"""
         WITH RECURSIVE known(tenant, place) AS (

@@ -1,7 +1,7 @@
-"""Connections that a forked child inherits from its parent, and abandons at once. Two processes that use one
-socket mix up their statements. A child that inherits an open SQLite file mistakes its parent's locks for its
-own: when the parent closes the file, it deletes the write-ahead log that the child uses, and the child's
-commits are lost. So each process opens its own connections.
+"""Connections that a forked child inherits from its parent, and abandons at once. If two processes use one
+socket, their statements get mixed up. A child that inherits an open SQLite file mistakes its parent's locks
+for its own: when the parent closes the file, it deletes the write-ahead log that the child uses, and the
+child's commits are lost. Each process therefore opens its own connections.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from helix_store.core.processes import after_fork
 _CLOSE_TIMEOUT_SECONDS: Final = 1.0
 
 _opened: Final[WeakSet[BaseDatabaseWrapper]] = WeakSet()
-"""Connections of all threads, because the locks of a file belong to the process."""
+"""The connections of all threads, because the locks of a file belong to the process."""
 used_aliases: Final[set[str]] = set()
 """The aliases that stores use. Connections of other aliases are left to the project."""
 _kept: Final[list[object]] = []
-"""Objects that must not be garbage-collected, because this would affect the parent."""
+"""Objects that must not be garbage-collected, because that would affect the parent."""
 
 
 def watch_connections() -> None:
@@ -39,7 +39,7 @@ def _note_opened(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
 
 
 def opened_connections() -> list[BaseDatabaseWrapper]:
-    """Return all connections, of any thread, that have been opened and still exist."""
+    """Return all connections, in any thread, that have been opened and still exist."""
     while True:
         # Another thread may open one in the meantime.
         with suppress(RuntimeError):
@@ -59,7 +59,7 @@ def _give_up_inherited() -> None:
     if files:
         _leave_files(files)
     if used_aliases:
-        # Its thread runs only in the parent: the child's first async call would wait for it forever.
+        # Its thread runs only in the parent, so the child's first async call would wait for it forever.
         SyncToAsync.single_thread_executor = ThreadPoolExecutor(max_workers=1)
 
 
@@ -76,7 +76,7 @@ def _leave_server(connection: Any) -> None:
     with suppress(connection.Database.Error):
         os.dup2(nowhere, inherited.fileno(), inheritable=False)
     os.close(nowhere)
-    # On the socket, this would tell the server to end the session of the parent.
+    # On this socket, it would tell the server to end the session of the parent.
     inherited.close()
     _forget(connection)
 
@@ -95,14 +95,14 @@ def _leave_files(inherited: list[Any]) -> None:
             if not each.in_transaction:
                 each.close()
 
-    # A file that another thread of the parent was using stays locked in the child.
+    # If another thread of the parent was using a file, it stays locked in the child.
     closing = threading.Thread(target=close_all, name="helix_store fork", daemon=True)
     closing.start()
     closing.join(_CLOSE_TIMEOUT_SECONDS)
 
 
 def _forget(connection: Any) -> None:
-    """Make the next statement open another connection; in a block of the caller, make it fail."""
+    """Make the next statement open a new connection; inside a block of the caller, make it fail."""
     connection.run_on_commit = []
     if connection.in_atomic_block:
         connection.closed_in_transaction = connection.needs_rollback = True

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 
 class MemoryTable:
-    """The data of one kind and one tenant. Hold the world's lock to change it."""
+    """The data of one kind for one tenant. Hold the world's lock to change it."""
 
     def session_is_gone(self, session_id: str, *, keep_usage: bool) -> None:
-        """Delete the data of a deleted session, as a foreign key would. The caller holds the lock."""
+        """Delete the data of a deleted session, as a foreign key would. The caller must hold the lock."""
 
     def saved(self) -> Callable[[], None]:
-        """Return a function that restores the current content of the table. This one is for dataclasses.
+        """Return a function that restores the table's current contents. This version is for dataclasses.
 
         Both are called while the lock is held.
         """
@@ -52,7 +52,7 @@ T = TypeVar("T", bound=MemoryTable)
 class MemoryWorld:
     """An in-memory database: stores and managers that share one see each other's data.
 
-    ``lock`` is held for the whole of every write: one transaction at a time.
+    Every write holds ``lock`` from start to end, so there is one transaction at a time.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class MemoryWorld:
     def transaction(self) -> Iterator[None]:
         """Hold the lock for a ``with`` block.
 
-        After an exception, all tables are restored to their earlier content.
+        After an exception, all tables are restored to their previous contents.
         """
         with self.lock:
             saved = [table.saved() for tables in self._tenants.values() for table in tables.values()]
@@ -81,6 +81,6 @@ class MemoryWorld:
                 raise
 
     def session_is_gone(self, tenant: str, session_id: str, *, keep_usage: bool) -> None:
-        """Notify every table of a tenant that a session was deleted. The caller holds the lock."""
+        """Notify every table of a tenant that a session was deleted. The caller must hold the lock."""
         for table in list(self._tenants.get(tenant, {}).values()):
             table.session_is_gone(session_id, keep_usage=keep_usage)

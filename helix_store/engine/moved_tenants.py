@@ -1,6 +1,6 @@
 """The check for a tenant that is being moved to another database; `transfer.fences` sets up the fences. The
 triggers of a fence refuse writes to rows. A call that finds no row writes nothing, so it must check for a
-fence: the row may be in the other database.
+fence itself: the row may be in the other database.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from helix_store.exceptions import TenantMoved
 from helix_store.models import Session
 
 # Every role may read the catalog, even without rights on the table of the fences. A removed fence may have
-# left a disabled trigger.
+# left a disabled trigger behind.
 _IS_FENCED: Final = Statement(
     f"SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = pg_catalog.to_regclass('{table(Session)}')"
     " AND tgname = %(trigger)s AND tgenabled <> 'D'",
@@ -24,7 +24,7 @@ _IS_FENCED: Final = Statement(
 
 
 def refuse_moved(db: Database) -> None:
-    """Raise `TenantMoved` if the tenant is fenced. Call this after a look-up that found nothing."""
+    """Raise `TenantMoved` if the tenant is fenced. Call this after a lookup that found nothing."""
     if db.read(_IS_FENCED, {"trigger": trigger_name(table(Session), db.tenant)}):
         raise TenantMoved(database_code=TENANT_MOVED)
 

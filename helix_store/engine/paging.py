@@ -20,7 +20,7 @@ _LONG: Final = (str, bytes, memoryview)
 def keyset_pages(
     db: Database, rows: QuerySet[Any], order: tuple[str, ...], *columns: str, sizes: Iterable[int]
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield rows in pages, each read by one range of the index that begins with the columns of ``order``.
+    """Yield rows in pages, each read as one range of the index that begins with the columns of ``order``.
 
     ``order`` has no ties and no nullable column. A row is a tuple of its ``columns``, followed by those of
     ``order``. Each page has the next of ``sizes``. Rows may change between two pages.
@@ -39,16 +39,14 @@ def keyset_pages(
 
 
 def distinct_values(db: Database, rows: QuerySet[Any], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the distinct values of columns in their order, each by one look-up in the index that begins with
-    them.
-    """
+    """Yield distinct values of columns in order, each by one lookup in the index that begins with them."""
     return chain.from_iterable(keyset_pages(db, rows, names, sizes=repeat(1)))
 
 
 class Pace:
-    """The size of the next page, based on the length of the rows read before.
+    """The size of the next page, based on the lengths of the rows read so far.
 
-    A page of large rows takes no more memory than a page of small rows.
+    A page of large rows then takes no more memory than a page of small rows.
     """
 
     def __init__(self, most: int) -> None:

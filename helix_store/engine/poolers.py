@@ -14,21 +14,21 @@ _SEARCH_PATH: Final = re.compile(r"(?:^|\s)(?:-c\s*|--)search_path=((?:\\.|[^\s\
 
 
 class DroppedSearchPath(NamedTuple):
-    """The search path that the settings ask for, and the one that the server uses."""
+    """The search path that the settings ask for, and the one that the server actually uses."""
 
     asked: str
     actual: str
 
 
 def dropped_search_path(connection: BaseDatabaseWrapper) -> DroppedSearchPath | None:
-    """Return the search path of ``OPTIONS``, if it has not reached the server."""
+    """Return the search path in ``OPTIONS`` if it has not reached the server."""
     if connection.vendor != "postgresql":
         return None
     options = str(connection.settings_dict["OPTIONS"].get("options") or "")
     found = _SEARCH_PATH.findall(options)
     if not found:
         return None
-    # The last one counts.
+    # The last option counts.
     asked = re.sub(r"\\(.)", r"\1", found[-1])
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_catalog.current_setting('search_path')")
@@ -43,8 +43,8 @@ def _schemas_in(search_path: str) -> list[str]:
 def loses_prepared_statements(connection: BaseDatabaseWrapper) -> bool:
     """Return whether statements that are prepared on a connection may be missing later.
 
-    To test a pooler, this opens two more connections with the same settings. Between their statements they
-    hold no server session. A pooler that tracks prepared statements renames them and loses none.
+    To test for a pooler, this opens two more connections with the same settings. Between their statements
+    they hold no server session. A pooler that tracks prepared statements renames them and does not lose any.
     """
     if connection.vendor != "postgresql" or not _is_pooled(connection):
         return False
@@ -57,7 +57,7 @@ def loses_prepared_statements(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _fresh(connection: BaseDatabaseWrapper) -> Any:
-    """Return a connection with the same settings, outside of the pool in the process."""
+    """Return a connection with the same settings that does not come from the pool in this process."""
     fresh = connection.copy()
     fresh.settings_dict["OPTIONS"].pop("pool", None)
     return fresh
@@ -72,17 +72,17 @@ def _session(connection: Any) -> int:
 
 
 def _is_pooled(connection: Any) -> bool:
-    """Return whether there is a pooler, which makes up the process number when a connection starts."""
+    """Return whether there is a pooler, which makes up a process number when a connection starts."""
     actual = _session(connection)
     info = getattr(connection.connection, "info", None)
     return getattr(info, "backend_pid", actual) != actual
 
 
 def _share_sessions(one: Any, two: Any) -> bool:
-    """Return whether one process serves both open connections, which happens only in transaction mode."""
+    """Return whether one process serves both open connections, which only happens in transaction mode."""
     of_one: set[int] = set()
     of_two: set[int] = set()
-    # The connections take turns of different length, because a round-robin pooler would otherwise never
+    # The connections take turns of different lengths, because otherwise a round-robin pooler would never
     # repeat a session.
     for turn in range(1, _ROUNDS + 1):
         of_one.update(_session(one) for _ in range(turn))
@@ -96,10 +96,10 @@ def _keeps_names(connection: Any) -> bool:
     """Return whether the server knows a prepared statement by the name that the client gave it."""
     pgconn = getattr(connection.connection, "pgconn", None)
     if pgconn is None:
-        # Other drivers prepare no statements.
+        # Other drivers do not prepare statements.
         return False
     name = f"helix_store_probe_{secrets.token_hex(8)}"
-    # One transaction, so that all statements reach the same session of the server.
+    # This is one transaction, so that all statements reach the same session of the server.
     connection.set_autocommit(False)
     try:
         with connection.cursor() as cursor:
@@ -108,7 +108,7 @@ def _keeps_names(connection: Any) -> bool:
             cursor.execute("SELECT 1 FROM pg_catalog.pg_prepared_statements WHERE name = %s", [name])
             is_known = cursor.fetchone() is not None
             if is_known:
-                # Deallocated by name, because other clients will use the session.
+                # Deallocate it by name, because other clients will use the session.
                 cursor.execute(f"DEALLOCATE {name}")
         return is_known
     finally:

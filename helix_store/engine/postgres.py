@@ -1,12 +1,12 @@
 """Prepared statements on PostgreSQL, with a separate cursor class. Planning a small statement costs more than
-running it, and psycopg's own cursors take longer to send one than the server takes to run it. This cursor
-sends text. Inside a transaction, it sends a statement with its savepoint, and with the ``BEGIN`` if the
-transaction has not begun, in one round trip.
+running it, and psycopg's own cursors take longer to send a statement than the server takes to run it. This
+cursor sends text. Inside a transaction, it sends a statement together with its savepoint, and with ``BEGIN``
+if the transaction has not begun, in one round trip.
 
 Behind a pooler that picks another server connection for each transaction, a prepared statement may be missing
-on the server. Its name is a digest of its text, so a name that already exists is the same statement. A
-connection on which a statement is missing stops preparing. ``DISABLE_SERVER_SIDE_CURSORS``, Django's setting
-for such poolers, switches preparing off.
+on the server. The name of a statement is a digest of its text, so a name that already exists refers to the
+same statement. A connection on which a statement is missing stops preparing. ``DISABLE_SERVER_SIDE_CURSORS``,
+Django's setting for such poolers, switches preparing off.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ def fetch_prepared(
     *,
     in_savepoint: bool,
 ) -> Rows | None:
-    """Run a statement with named placeholders prepared, or return ``None`` if that is not possible.
+    """Run a statement with named placeholders as a prepared one, or return ``None`` if that is not possible.
 
-    ``in_savepoint`` is for an open transaction, which must survive a failure of the statement.
+    ``in_savepoint`` is for an open transaction that must survive a failure of the statement.
     """
     if not _may_prepare(connection):
         return None
     form = statement.prepared
     cursor = _PreparedCursor(connection.connection, form, in_savepoint=in_savepoint)
-    # Django's private method, which checks the thread, logs and wraps as for its own cursors.
+    # This is a private method of Django, which checks the thread, logs and wraps as for Django's own cursors.
     wrapped = connection._prepare_cursor(cursor)  # type: ignore[attr-defined]
     try:
         wrapped.execute(form.text, _as_texts(form, parameters))
@@ -82,15 +82,15 @@ def fetch_prepared(
 def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
     if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         return False
-    # Django cannot log a statement in another form than its own if the server binds the parameters.
+    # Django cannot log a statement in a form other than its own if the server binds the parameters.
     is_loggable = not (connection.queries_logged and connection.features.uses_server_side_binding)  # type: ignore[attr-defined]
     return is_loggable and connection.connection not in _unpreparable
 
 
 @contextmanager
 def read_committed(connection: Connection[Any]) -> Iterator[None]:
-    """Begin transactions with this isolation level, without another statement. Do not call it in a
-    transaction. After it has waited for a lock, a statement must see what others have committed.
+    """Begin transactions with this isolation level, without another statement. Do not call this in a
+    transaction. After a statement has waited for a lock, it must see what others have committed.
     """
     level = connection.isolation_level
     connection.isolation_level = IsolationLevel.READ_COMMITTED
@@ -136,7 +136,7 @@ _WRITERS: Final[dict[type, Callable[[Any], str]]] = {
 
 
 class _TimestamptzLoader(Loader):
-    """A loader for UTC, ten times as fast as the driver's own, which applies the time zone's rules."""
+    """A loader for UTC that is ten times as fast as the driver's own, which applies time zone rules."""
 
     def load(self, data: Buffer) -> datetime:
         text = bytes(data).decode()
@@ -181,7 +181,7 @@ class _Loading(NamedTuple):
 
 
 class _PreparedCursor:
-    """A cursor that Django wraps like its own, with Django's wrappers, query log and errors."""
+    """A cursor that Django wraps like its own, so that Django's wrappers, query log and errors apply."""
 
     def __init__(self, connection: Connection[Any], form: PreparedForm, *, in_savepoint: bool) -> None:
         self._connection = connection
@@ -193,17 +193,17 @@ class _PreparedCursor:
 
     @property
     def _query(self) -> _PreparedCursor:
-        """Return this cursor, where Django looks for the query to log."""
+        """Return this cursor, because Django looks for the query to log there."""
         return self
 
     @property
     def query(self) -> bytes:
-        """The statement with its values, as Django's own cursors have it."""
+        """The statement with its values, as Django's own cursors show it."""
         text = self._form.text
         return _PLACEHOLDER.sub(lambda match: _quoted(self._arguments[int(match[1]) - 1]), text).encode()
 
     def execute(self, sql: str, arguments: Sequence[str | None]) -> None:
-        """Run the statement, each argument in the server's own text form."""
+        """Run the statement with each argument in the server's own text form."""
         if sql != self._form.text:
             # A wrapper has changed it, perhaps differently at each call, so preparing it does not pay off.
             self._form, self._known = PreparedForm(b"", sql, ()), set()
@@ -220,7 +220,7 @@ class _PreparedCursor:
         pgconn, name = self._connection.pgconn, self._form.name
         if name not in self._known:
             pgconn.send_prepare(name, self._form.text.encode())
-            # Another client of the pooler may have prepared it; the same name means the same text.
+            # Another client of the pooler may have prepared the statement; the same name means the same text.
             with suppress(DuplicatePreparedStatement):
                 self._received()
             self._known.add(name)
@@ -252,7 +252,7 @@ class _PreparedCursor:
         if reads_mark and results[1].status == ExecStatus.TUPLES_OK:
             _keep_mark(self._connection, results[1])
         if must_prepare and results[before + 1].status == ExecStatus.COMMAND_OK:
-            # The name is kept even if the statement fails later, because its prepared form survives the
+            # The name is kept even if the statement fails later, because the prepared statement survives the
             # rollback.
             self._known.add(name)
         for index, result in enumerate(results):
@@ -295,7 +295,7 @@ def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
 
 
 class WatchedTransaction:
-    """One attempt of a transaction, a context inside its ``atomic()`` block. It watches nothing if it is part
+    """One attempt of a transaction: a context inside its ``atomic()`` block. It watches nothing if it is part
     of another transaction.
     """
 
@@ -319,25 +319,25 @@ class WatchedTransaction:
         if self._is_outermost:
             self._stop_wrapping()
             self._mark = _marks.pop(connection.connection, None)
-        # When COMMIT fails, Django puts another list in its place.
+        # When COMMIT fails, Django replaces this list with another.
         self._hooks = connection.run_on_commit
         self._has_ended = kind is None
 
     def _begin_first(self, execute: Callable[..., Any], *statement: Any) -> Any:
         self._stop_wrapping()
-        # A prepared cursor, which has no adapters, begins the transaction in the round trip of its statement.
+        # A prepared cursor, which has no adapters, sends BEGIN in the round trip of its statement.
         *_, context = statement
         if hasattr(context["cursor"], "adapters"):
             _begin_with_mark(self._connection)
         return execute(*statement)
 
     def _stop_wrapping(self) -> None:
-        """Leave the statements after the first one alone."""
+        """Return the statements after the first one unchanged."""
         if self._begin_first in self._connection.execute_wrappers:
             self._connection.execute_wrappers.remove(self._begin_first)
 
     def has_committed(self, lost: OutcomeUnknown) -> bool:
-        """Return whether the transaction, whose COMMIT was ``lost``, is stored: see `engine.commits`."""
+        """Return whether the transaction, whose COMMIT was ``lost``, was committed: see `engine.commits`."""
         if not self._has_ended or self._mark is None:
             raise lost
         return has_committed(self._connection, self._mark, lost)
@@ -350,7 +350,7 @@ class WatchedTransaction:
 
 
 def _begin_with_mark(connection: BaseDatabaseWrapper) -> None:
-    """Begin the transaction now, for a statement that does not do so."""
+    """Begin the transaction now, because the next statement does not do so."""
     psycopg_connection = connection.connection
     pgconn = psycopg_connection.pgconn
     if pgconn.transaction_status != TransactionStatus.IDLE:

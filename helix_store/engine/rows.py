@@ -18,7 +18,7 @@ from helix_store.engine.statement import Statement, table
 
 _DOCUMENTS: Final = frozenset({dict, list})
 _STATEMENTS: Final = 512
-"""The number of statements to keep, one for each set of columns that is written together."""
+"""The number of statements that are kept, one for each set of columns that is written together."""
 
 
 def insert_row(db: Database, model: type[Model], columns: Mapping[str, Any]) -> int:
@@ -30,7 +30,7 @@ def insert_row(db: Database, model: type[Model], columns: Mapping[str, Any]) -> 
 def insert_rows(
     db: Database, model: type[Model], names: tuple[str, ...], rows: Sequence[Sequence[Any]]
 ) -> None:
-    """Insert rows with the same columns. The caller limits how many go into one statement."""
+    """Insert rows with the same columns. The caller limits the number of rows in one statement."""
     parameters = [value for row in rows for value in row]
     db.execute(
         _insertions(model, names, len(rows)), dict(zip(_numbered(len(parameters)), parameters, strict=True))

@@ -1,4 +1,4 @@
-"""One SQL statement, with a text for each database."""
+"""A single SQL statement, with one text for each database."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _NAMED_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
 
 class Refusal(str):
-    """A text for Citus that is not run: the call raises `NotSupportedOnBackend`, with this end of the message
-    ``"<alias> is on Citus, …"``.
+    """A text for Citus that is not run: the call raises `NotSupportedOnBackend` with a message that ends with
+    this text, ``"<alias> is on Citus, …"``.
     """
 
 
 class PreparedForm(NamedTuple):
-    """A statement as PostgreSQL prepares it.
+    """A statement in the form in which PostgreSQL prepares it.
 
-    ``text`` has the placeholders ``$1``, ``$2``…, and ``parameters`` are their names in that order. ``name``
-    is a digest of the text: behind a pooler, where processes share a server connection, a name can only refer
-    to one statement.
+    ``text`` has the placeholders ``$1``, ``$2``…, and ``parameters`` lists their names in that order.
+    ``name`` is a digest of the text: behind a pooler, where processes share a server connection, a name must
+    refer to only one statement.
     """
 
     name: bytes
@@ -41,7 +41,7 @@ class Statement:
     def __init__(self, postgresql: str, sqlite: str | None = None, *, citus: Sequence[str] = ()) -> None:
         self.postgresql = postgresql
         self.sqlite = postgresql if sqlite is None else sqlite
-        # If the form has the same text, it is left out, so that a write need not be a transaction.
+        # A form with the same text is omitted, so that a write need not be a transaction.
         self.citus = () if list(citus) == [postgresql] else tuple(citus)
 
     def __repr__(self) -> str:

@@ -12,9 +12,9 @@ from helix_store.models.fields import CostField, IdentifierField, MomentField
 
 
 class Budget(models.Model):
-    """A cap. ``value`` is empty for a tenant, and for a budget per user or agent type.
+    """A cap. ``value`` is empty for a tenant, and for a budget that applies to each user or agent type.
 
-    Entries before the period ``counted_from`` are not counted.
+    Entries from before the period ``counted_from`` are not counted.
     """
 
     tenant = IdentifierField(default="", blank=True)
@@ -48,10 +48,10 @@ class Budget(models.Model):
 
 
 class BudgetCounter(models.Model):
-    """The sum of the ledger for one value and one period of a budget, so that no check adds up entries.
+    """The ledger's sum for one value and one period of a budget, so that a check need not add up entries.
 
-    ``period`` is a day, a month, or empty for a total. ``holds`` has the fencing token, the dollars (in the
-    smallest unit) and the tokens that a step holds, by the key of its session.
+    ``period`` is a day, a month, or empty for a total. ``holds`` contains, by the key of its session, the
+    fencing token, the dollars (in the smallest unit) and the tokens of each hold.
     """
 
     tenant = IdentifierField(default="", blank=True)

@@ -27,7 +27,7 @@ class Checkpoint(models.Model):
     Kind ``state`` is the current state of a session whose last write was not a step. A session has at most
     one; lists omit it, and the next step turns it into that step's checkpoint. ``payload`` is the custom
     state, ``envelope`` the rest of the session state. Graphs and snapshots use only ``payload``. The columns
-    ``claim_…`` belong to a snapshot that is being or was resumed.
+    ``claim_…`` belong to a snapshot that is being resumed or was resumed.
 
     If ``base`` is set, it is an older row of the session with a full payload, and ``payload`` is the delta
     from it. Kind ``base`` is a deleted checkpoint of a step that deltas still need; lists omit it.

@@ -53,7 +53,7 @@ class CallIdField(models.CharField):  # type: ignore[type-arg]  # not subscripta
 
 
 class CallIdsField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
-    """The ids of the last calls that changed a row, as `engine.commits` writes and reads them."""
+    """The ids of the most recent calls that changed a row, as `engine.commits` writes and reads them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"max_length": 255, "null": True, "editable": False, **kwargs})
@@ -90,19 +90,19 @@ class MomentField(models.DateTimeField):  # type: ignore[type-arg]  # not subscr
     """An aware datetime, in projects with any ``USE_TZ`` and ``TIME_ZONE``. SQLite stores it in UTC.
 
     Without ``USE_TZ``, Django's own field reads local times, which are ambiguous when clocks are set back,
-    and SQLite refuses aware ones. With a ``TIME_ZONE`` in ``DATABASES``, SQLite would store times of that
+    and SQLite refuses aware ones. With a ``TIME_ZONE`` in ``DATABASES``, SQLite would store times in that
     zone, although its clock is in UTC.
     """
 
     def deconstruct(self) -> Any:
-        """Deconstruct as Django's field, because the column is the same."""
+        """Deconstruct as Django's own field, because the column is the same."""
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.DateTimeField", args, kwargs
 
     def get_prep_value(self, value: Any) -> Any:
         value = super().get_prep_value(value)
         if isinstance(value, datetime) and value.tzinfo is None:
-            # A filter of the admin passes local time.
+            # A filter of the admin passes a local time.
             return timezone.make_aware(value, timezone.get_default_timezone())
         return value
 

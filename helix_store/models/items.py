@@ -1,4 +1,4 @@
-"""Items of a session in lanes, beside its messages, as agent frameworks keep them."""
+"""The items of a session in lanes, in addition to its messages, for agent frameworks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from helix_store.models.sessions import Session
 class Item(models.Model):
     """An item. Its key is the order of its lane: keys are assigned under the lock of the session.
 
-    ``session_version`` is the version that the session had when the item was added: a checkpoint has a
-    greater version than every item that was committed before it. Items that a branch copies have version 0.
+    ``session_version`` is the version of the session when the item was added: a checkpoint has a greater
+    version than every item that was committed before it. Items that a branch copies have version 0.
     """
 
-    # The index of a lane begins with the session, and the session row's lock protects the reference.
+    # The index of a lane begins with the session, and the lock on the session's row protects the reference.
     session = models.ForeignKey(
         Session, on_delete=models.CASCADE, related_name="items", db_constraint=False, db_index=False
     )
@@ -28,7 +28,7 @@ class Item(models.Model):
     key = IdentifierField(max_length=MAX_LANE_BYTES, null=True, blank=True)
     payload = PayloadField()
     created_at = MomentField()
-    # This is null in rows of earlier releases and of other stores.
+    # It is null in rows that earlier releases or other stores have written.
     session_version = models.BigIntegerField(null=True, blank=True, editable=False)
 
     class Meta:

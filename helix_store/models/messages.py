@@ -13,8 +13,8 @@ from helix_store.models.sessions import Session
 
 
 class Message(models.Model):
-    # The unique constraint serves each look-up by session, and the session row's lock protects the reference:
-    # a foreign key constraint and a separate index cost a tenth of a step (measured).
+    # The unique constraint serves every lookup by session, and the lock on the session's row protects the
+    # reference: a foreign key constraint and a separate index would cost a tenth of a step (measured).
     session = models.ForeignKey(
         Session, on_delete=models.CASCADE, related_name="messages", db_constraint=False, db_index=False
     )
@@ -42,12 +42,12 @@ class PostState(models.TextChoices):
 
 
 class Post(models.Model):
-    """A message that waits to be received, or the remaining record of one that was received or withdrawn.
+    """A message that is waiting to be received, or what remains of one that was received or withdrawn.
 
-    ``received_version`` is the version of the session that the reception wrote.
+    ``received_version`` is the version of the session that the commit which received it wrote.
     """
 
-    # The unique constraint begins with the session, and the session row's lock protects the reference.
+    # The unique constraint begins with the session, and the lock on the session's row protects the reference.
     session = models.ForeignKey(
         Session, on_delete=models.CASCADE, related_name="posts", db_constraint=False, db_index=False
     )

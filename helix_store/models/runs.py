@@ -16,7 +16,7 @@ from helix_store.models.sessions import Session
 
 
 class IsWord(models.Lookup):
-    """``=`` with a plain word as a literal, not as a parameter."""
+    """``=`` with a plain word as a literal instead of a parameter."""
 
     prepare_rhs = False
 

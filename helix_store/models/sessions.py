@@ -1,4 +1,4 @@
-"""The head of a session: a narrow row, which each write locks."""
+"""The head of a session: a narrow row that every write locks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRITES_ELSEWHERE = Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session
 
 
 class OneOf(models.Lookup):
-    """``IN`` with plain words as literals, not as parameters."""
+    """``IN`` with plain words as literals instead of parameters."""
 
     prepare_rhs = False
 
@@ -41,8 +41,8 @@ class OneOf(models.Lookup):
 
 class SessionQuerySet(models.QuerySet["Session"]):
     def non_terminal(self) -> Self:
-        # This repeats the condition of the partial indexes: PostgreSQL does not match NOT IN (terminal) with
-        # it, and SQLite does not match parameters with it.
+        # This repeats the condition of the partial indexes: PostgreSQL does not recognise it as NOT IN
+        # (terminal), and SQLite does not recognise it with parameters.
         return self.filter(OneOf(F("status"), tuple(NON_TERMINAL)))
 
     def waiting_for_person(self) -> Self:
@@ -85,7 +85,7 @@ class Session(models.Model):
     pending_deadline = MomentField(null=True, blank=True)
     completed_client_tool_calls = PayloadField(null=True, blank=True)
     client_tool_call_ownership = PayloadField(null=True, blank=True)
-    # It is not part of the state: saves, rewinds and branches leave it alone.
+    # It is not part of the state: saves, rewinds and branches do not change it.
     approved_tool_calls = PayloadField(null=True, blank=True)
     suspension_kind = models.CharField(  # noqa: DJ001  None while it is not suspended
         max_length=32, null=True, blank=True, choices=[(s.value, s.value) for s in SUSPENDED_STATUSES]
@@ -98,7 +98,7 @@ class Session(models.Model):
     created_at = MomentField()
     updated_at = MomentField()
     # The row of the current state: the newest checkpoint, or a separate row after other writes. It has no
-    # constraint and no index: it is only read forwards, with the session locked.
+    # constraint and no index: it is only followed from this row, with the session locked.
     current = models.ForeignKey(
         "helix_store.Checkpoint",
         null=True,
@@ -108,13 +108,13 @@ class Session(models.Model):
         db_constraint=False,
         db_index=False,
     )
-    # A join would be wrong: after a wait for the row lock, a joined row may be older than the lock.
+    # A join would be wrong: after a wait for the row lock, the joined row may be older than the lock.
     current_is_checkpoint = models.BooleanField(default=False, editable=False)
     # A random key for the full payload of the current row or its base, from which the next step may be a
     # delta. It is not a row id, because a rollback or a restored backup may assign that to other content.
     base_key = models.BigIntegerField(null=True, editable=False)
     call_ids = CallIdsField()
-    # The time at which the first waiting post is due. Posts change it without a new version.
+    # The time at which the first waiting post is due. Posts change it without a new version of the session.
     next_post_at = MomentField(null=True, blank=True, editable=False)
 
     objects = SessionQuerySet.as_manager()
@@ -160,7 +160,7 @@ class Session(models.Model):
                 ["pending_deadline", "id"],
                 where=Q(status__in=NON_TERMINAL, pending_deadline__isnull=False),
             ),
-            # The index holds only the few sessions that wait, so it adds no write to the others.
+            # The index contains only the few sessions that wait, so the others need no additional write.
             index(
                 "session_waiting_idx",
                 ["tenant", "updated_at", "session_id"],

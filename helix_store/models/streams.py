@@ -61,9 +61,9 @@ class Stream(models.Model):
 
 
 class StreamChunk(models.Model):
-    """A chunk. The first chunk of an append stores the id of the call."""
+    """A chunk. The first chunk of an append also stores the id of the call."""
 
-    # The unique constraint serves each look-up by stream, and the stream row's lock protects the reference.
+    # The unique constraint serves each lookup by stream, and the stream row's lock protects the reference.
     stream = models.ForeignKey(
         Stream, on_delete=models.CASCADE, related_name="chunks", db_constraint=False, db_index=False
     )

@@ -16,7 +16,7 @@ from helix_store.models.sessions import Session
 class UsageEntry(models.Model):
     """An event. ``session`` is null after a deletion with ``keep_usage``; ``recorded_for`` keeps its id."""
 
-    # Summed columns come first: PostgreSQL reads a row up to the last column that is needed.
+    # Columns that are summed come first: PostgreSQL reads a row only up to the last column that it needs.
     session = models.ForeignKey(
         Session,
         null=True,
