@@ -1,7 +1,7 @@
 """Budgets in the database.
 
-The ledger looks for budgets in the statement that writes it. Creating or deleting a budget therefore locks
-the ledger's table for a moment: every writer has then either ended, or sees the budget.
+The statement that writes the ledger also looks for budgets. Creating or deleting a budget therefore locks the
+ledger's table for a moment: every writer has then either finished, or sees the budget.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from helix_store.sessions.database.rows import first_row
 
 _LOCK_TIMEOUT: Final = "2s"
 """While a call waits for the ledger, other writers also wait. PostgreSQL cancels an autovacuum of the ledger
-for it, but only after ``deadlock_timeout``, by default one second.
+for this lock, but only after ``deadlock_timeout``, by default one second.
 """
 _ATTEMPTS: Final = 3
 _ROWS: Final = 1_000
 
 
 class DatabaseBudgets(DatabaseOperations):
-    """The back end in a database. Arguments have already been checked."""
+    """The database back end. Arguments have already been checked."""
 
     @writes
     def set(self, definition: Definition) -> Budget:
@@ -108,10 +108,10 @@ class DatabaseBudgets(DatabaseOperations):
     def hold(
         self, keys: Sequence[Key], session_id: str, fencing_token: int, estimate: Amounts
     ) -> Hold | None:
-        """Hold an estimate in every budget with one of these keys, and replace the session's earlier hold.
+        """Hold an estimate in every budget with one of these keys, in place of the session's earlier hold.
 
-        Return ``None`` if the session holds nothing afterwards. Raises `BudgetExceeded`, `FencedOutError` and
-        `SessionNotFound`, and then holds nothing new.
+        Return ``None`` if the session then holds nothing. Raises `BudgetExceeded`, `FencedOutError` and
+        `SessionNotFound`, in which case it holds nothing new.
         """
         given = self._given(keys, session_id)
         rows = self.db.read(sql.STANDINGS_OF_KEYS, given)
@@ -130,22 +130,22 @@ class DatabaseBudgets(DatabaseOperations):
     def _hold_locked(
         self, given: dict[str, Any], session_id: str, fencing_token: int, estimate: Amounts
     ) -> Hold | None:
-        """Hold an estimate if others use the counters at the same time, or if it replaces an earlier hold."""
+        """Hold an estimate even if others are using the counters, or if it replaces an earlier hold."""
         lock_session(self.db, session_id, Guard(fencing_token=fencing_token))
         return self._hold_as_read(self._locked_rows(given), fencing_token, estimate)
 
     def _hold_as_read(self, rows: Rows, fencing_token: int, estimate: Amounts) -> Hold | None:
         """Hold an estimate, or return ``None`` if any of the counters has changed since it was read.
 
-        That read also determined which holds are live. A statement that waits for a counter could not decide:
-        it sees the new counter, but old locks. Raises `BudgetExceeded`.
+        That read also determined which holds are live. A statement that waits for a counter could not
+        determine this: it sees the new counter, but the old locks. Raises `BudgetExceeded`.
         """
         changes = []
         for row in rows:
             own = row[_OWN]
             standing, counter, holds = standing_of(row, own=own)
             require_allowed(standing, estimate)
-            # The written value replaces the holds of workers that died.
+            # The new value omits the holds of workers that died.
             holds[str(own)] = [fencing_token, *estimate]
             changes.append([counter, *standing.spent, row[_STORED_HOLDS], json.dumps(holds)])
         # The session may have been deleted in the meantime.
@@ -290,7 +290,7 @@ def _count_locked(db: Database, name: str) -> None:
 
 
 def counters_of(db: Database, name: str) -> dict[tuple[str, str], Amounts]:
-    """Return a budget's stored counters by value and period, except those that it no longer changes."""
+    """Return a budget's stored counters by value and period, without periods that no longer count."""
     counted_from = _rows_of(db).filter(name=name).values("counted_from")[:1]
     rows = _counters_of(db, name).filter(period__gte=Subquery(counted_from))
     return {(row.value, row.period): Amounts(cost_units(row.spent_usd), row.spent_tokens) for row in rows}
@@ -304,7 +304,7 @@ _SPENDER_COLUMNS: Final = {BudgetScope.USER: "user_id", BudgetScope.AGENT_TYPE: 
 
 
 def sums_of(db: Database, name: str) -> dict[tuple[str, str], Amounts]:
-    """Return the sums of the ledger for a budget, by the value and the period of their counters."""
+    """Return the ledger's sums for a budget, by the value and the period of their counters."""
     row = _rows_of(db).get(name=name)
     definition = _definition_of(row)
     since = datetime.fromisoformat(f"{row.counted_from}-01"[:10]) if row.counted_from else None
@@ -328,7 +328,7 @@ def sums_of(db: Database, name: str) -> dict[tuple[str, str], Amounts]:
 
 
 def _entries_of(db: Database, definition: Definition) -> Iterator[QuerySet[UsageEntry]]:
-    """Yield the entries of the scope of a budget, in parts that each use an index."""
+    """Yield the usage entries in a budget's scope, in parts that each use an index."""
     entries = UsageEntry.objects.using(db.alias).filter(tenant=tenant_parameter(db.tenant))
     if definition.scope is not BudgetScope.TREE:
         column = _SPENDER_COLUMNS.get(definition.scope)
@@ -343,5 +343,5 @@ def _entries_of(db: Database, definition: Definition) -> Iterator[QuerySet[Usage
     sessions = Session.objects.using(db.alias).filter(is_root, tenant=tenant_parameter(db.tenant))
     yield UsageEntry.objects.using(db.alias).filter(session_id__in=sessions.values("pk"))
     yield entries.filter(session__isnull=True, tree_id=root)
-    # Entries that were kept before they had the root of their tree.
+    # Entries from before the ledger stored the root of their tree.
     yield entries.filter(session__isnull=True, tree_id__isnull=True, recorded_for=root)

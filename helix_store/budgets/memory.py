@@ -46,7 +46,7 @@ class BudgetTable(MemoryTable):
 
 
 class MemoryBudgets:
-    """The back end in memory; see `DatabaseBudgets` for its operations."""
+    """The in-memory back end; see `DatabaseBudgets` for its operations."""
 
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope

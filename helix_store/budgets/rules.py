@@ -46,7 +46,7 @@ class Definition:
         return self.scope in _EACH and not self.value
 
     def counted(self, value: str | None) -> str:
-        """Return the value whose counter a caller asks for. Raises `InvalidPayload`."""
+        """Return the value whose counter a caller requests. Raises `InvalidPayload`."""
         if self.is_for_each:
             if value is None:
                 raise InvalidPayload(path="value", reason=f"the budget is for each {self.scope}; name one")
@@ -69,9 +69,7 @@ class Definition:
 
 
 class Standing(NamedTuple):
-    """A budget with one counter as of one moment, and the total that sessions other than the caller's
-    hold.
-    """
+    """A budget with one of its counters at one moment, and the total that other sessions hold."""
 
     definition: Definition
     value: str
@@ -81,7 +79,7 @@ class Standing(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """The hold of a step; ``owner`` and ``counters`` have a meaning only for the back end."""
+    """The hold of a step; only the back end interprets ``owner`` and ``counters``."""
 
     owner: Any
     fencing_token: int
@@ -113,14 +111,14 @@ def checked_definition(
 
 
 def checked_amounts(usd: Any, tokens: Any, name: str) -> tuple[int | None, int | None]:
-    """Return dollars as whole units, and tokens; each may be ``None``. Raises `InvalidPayload`."""
+    """Return dollars as whole units, and tokens; either may be ``None``. Raises `InvalidPayload`."""
     cost = checked_cost(usd, f"{name}_usd")
     count = validation.optional(validation.whole_number)(tokens, f"{name}_tokens")
     return None if cost is None else cost_units(cost), count
 
 
 def checked_estimate(usd: Any, tokens: Any, default: Amounts) -> Amounts:
-    """Return an estimate, with the default for an amount that is ``None``. Raises `InvalidPayload`."""
+    """Return an estimate, in which the default replaces an amount of ``None``. Raises `InvalidPayload`."""
     given = checked_amounts(usd, tokens, "estimate")
     return Amounts(*(amount if each is None else each for each, amount in zip(given, default, strict=True)))
 

@@ -1,4 +1,4 @@
-"""The SQL of budgets. The ledger's side of the counters is in `counters.sql`."""
+"""The SQL of budgets. The statements with which the ledger updates the counters are in `counters.sql`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BUDGET: Final = table(Budget)
 _COUNTER: Final = table(BudgetCounter)
 
 MOST_COUNTERS: Final = 1_000
-"""The number of counters of a budget that a list of budgets reads."""
+"""The maximum number of a budget's counters that a list of budgets reads."""
 
 
 def _of_keys(is_sqlite: bool) -> str:
-    """Return the budgets ``b`` with one of the given keys, and the value ``counted`` of their counters.
+    """Return the budgets ``b`` with one of the given keys, and the value that each counts, as ``counted``.
 
-    A cross join makes SQLite begin with the keys. Otherwise it reads all budgets in the order of their names.
+    A cross join makes SQLite start with the keys. Otherwise it would read all budgets by name.
     """
     columns = ("scope", "value", "counted")
     read = "json_extract(e.value, '$[{}]')" if is_sqlite else "e.value ->> {}"
@@ -44,7 +44,7 @@ def _of_name(is_sqlite: bool) -> str:
 def _moment(clock: Clock) -> str:
     if clock is SQLITE:
         return f"moment AS (SELECT {clock.now} AS now, strftime('%%Y-%%m-%%d', 'now') AS day)"
-    # The clock moves within a statement. Citus refuses to_char() in a write, because it is not immutable.
+    # The clock advances within a statement. Citus refuses to_char() in a write, because it is not immutable.
     return rf"""moment AS MATERIALIZED (
             SELECT now, regexp_replace(
                 (extract(year FROM t) * 10000 + extract(month FROM t) * 100 + extract(day FROM t))::int::text,
@@ -79,10 +79,10 @@ def _live_holds(clock: Clock) -> str:
 
 
 def _of_rows(is_sqlite: bool) -> str:
-    """Return the budgets ``b`` with these keys. For a budget per value, the counter is the highest one.
+    """Return the budgets ``b`` with these keys. If a budget applies to each value, it is the highest counter.
 
-    Only `MOST_COUNTERS` counters are searched for the highest one, and ``value_count`` is at most one more
-    than that.
+    Only `MOST_COUNTERS` counters are searched for the highest, and ``value_count`` is at most one more than
+    that.
     """
     current = f"{_COUNTER} AS c WHERE c.tenant = b.tenant AND c.name = b.name AND c.period = {_PERIOD}"
     return f"""
@@ -128,7 +128,7 @@ STANDINGS_OF_KEYS: Final = _standings(
     f"(SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})",
     "CAST(c.holds AS text)",
 )
-"""Followed by the key of the caller's session, and all holds as they are stored."""
+"""These columns are followed by the key of the caller's session, and all holds as they are stored."""
 STANDING_OF_NAME: Final = _standings(_of_name)
 STANDINGS_OF_ROWS: Final = _standings(_of_rows, "b.id", "b.value_count", order="b.id")
 STANDINGS_OF_VALUES: Final = _standings(_of_values, order=f"{_SPENT} DESC, b.counted")
@@ -143,9 +143,9 @@ def _lock(clock: Clock) -> str:
 
 
 LOCK_COUNTERS: Final = with_clock(_lock)
-"""Lock the current counters in their order.
+"""Lock the current counters in order.
 
-A later statement reads the counters, and which locks are live by then.
+A later statement reads the counters, and which locks are still live.
 """
 
 CREATE_COUNTERS: Final = with_clock(
@@ -206,4 +206,4 @@ RELEASE_HOLDS: Final = Statement(
 LOCK_TIMEOUT: Final = Statement("SELECT pg_catalog.current_setting('lock_timeout')")
 SET_LOCK_TIMEOUT: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', %(timeout)s, true)")
 LOCK_LEDGER: Final = Statement(f"LOCK TABLE {table(UsageEntry)} IN SHARE MODE")
-"""Wait for everyone who is changing the ledger, and block other writers. It does not wait for readers."""
+"""Wait for everyone who is writing to the ledger, and block other writers. It does not wait for readers."""

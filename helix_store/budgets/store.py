@@ -20,7 +20,7 @@ from helix_store.sessions.memory.scope import TenantScope
 
 
 class BudgetStoreBase:
-    """The budget store of the contract; a subclass provides the back end."""
+    """The budget store of the contract; subclasses provide the back end."""
 
     def __init__(self, backend: DatabaseBudgets | MemoryBudgets, *, tenant: str) -> None:
         self._backend = backend
@@ -40,9 +40,9 @@ class BudgetStoreBase:
 
         ``scope`` is ``tree`` (``value`` is the session id of the root), ``user`` or ``agent_type`` (``value``
         names one; without it, each has a budget of this size), or ``tenant`` (without a value). ``period`` is
-        ``total``, ``day`` or ``month``, in UTC. Set at least one limit. Usage that the ledger already has for
-        the current period counts. While the ledger is added up, nobody else can record usage in this
-        database. Raises `InvalidPayload`.
+        ``total``, ``day`` or ``month``, in UTC. Set at least one limit. Usage that the ledger already holds
+        for the current period counts. While the ledger is being added up, nobody else can record usage in
+        this database. Raises `InvalidPayload`.
         """
         definition = checked_definition(
             name, scope=scope, value=value, period=period, limit_usd=limit_usd, limit_tokens=limit_tokens
@@ -54,7 +54,7 @@ class BudgetStoreBase:
         return self._backend.get(validation.identifier(name, "name"))
 
     def list_budgets(self) -> list[Budget]:
-        """Return all budgets of the tenant, by name."""
+        """Return all budgets of the tenant, ordered by name."""
         return self._backend.select()
 
     def delete_budget(self, name: str) -> bool:
@@ -62,7 +62,7 @@ class BudgetStoreBase:
         return self._backend.delete(validation.identifier(name, "name"))
 
     def status(self, name: str, *, value: UserId | None = None) -> BudgetStatus:
-        """Return the amounts spent, held and left in the current period, as of one moment.
+        """Return the amounts spent, held and left in the current period, all at the same point in time.
 
         For a budget per user or agent type, ``value`` names the user or the agent type. Raises
         `NotFoundError`, and `InvalidPayload` if such a budget has no ``value``.
@@ -102,7 +102,7 @@ class DatabaseBudgetStore(BudgetStoreBase):
 
 
 class InMemoryBudgetStore(BudgetStoreBase):
-    """Budgets in one process, for tests and trials; pass the ``world`` of the stores that they cap."""
+    """Budgets in one process, for tests and experiments; pass the ``world`` of the stores that they limit."""
 
     def __init__(self, *, tenant: str = "", world: MemoryWorld | None = None) -> None:
         tenant = validation.tenant(tenant)

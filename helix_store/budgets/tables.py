@@ -12,7 +12,7 @@ TABLES: Final = (
         record="budget_counter",
         order=("name", "period", "value"),
         parent="tenant",
-        not_exported={"holds": "A hold belongs to a lease of a process that writes to the other database."},
+        not_exported={"holds": "A hold belongs to a lease, which a process holds in the other database."},
         reads=None,
     ),
 )

@@ -1,1 +1,1 @@
-"""The counters of budgets: every change of the ledger changes them in its own transaction."""
+"""The counters of budgets: every change to the ledger updates them in the same transaction."""

@@ -1,4 +1,4 @@
-"""Changes of counters, each in the transaction that changes the ledger."""
+"""Changes to counters, each in the transaction that changes the ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HAS_BUDGETS: Final = Statement(f"SELECT {has_budgets('%(tenant)s')}")
 
 
 def change_counters(db: Database, spent: Iterable[Spent]) -> None:
-    """Add usage to the counters of all budgets that it counts for. Call in a transaction."""
+    """Add usage to the counters of all budgets to which it applies. Call this in a transaction."""
     if given := amounts_by_key(spent):
         db.execute(CHANGE_COUNTERS, {"tenant": db.tenant, "given": json.dumps(given, ensure_ascii=False)})
 
@@ -34,7 +34,7 @@ def _subtracted(spent: Iterable[Spent]) -> list[Spent]:
 def delete_usage(db: Database, entries: QuerySet[UsageEntry]) -> int:
     """Delete entries of a tenant, subtract them from its counters, and return their number.
 
-    Call in a transaction.
+    Call this in a transaction.
     """
     if db.is_postgresql:
         text, parameters = entries.query.chain(DeleteQuery).get_compiler(using=db.alias).as_sql()
@@ -42,7 +42,7 @@ def delete_usage(db: Database, entries: QuerySet[UsageEntry]) -> int:
         spent = _spent_of(row for row in rows if row[0])
         deleted: int = sum(row[1] for row in rows)
     else:
-        # Nobody else records entries in the meantime, which would be deleted without being counted.
+        # Nobody else records entries in the meantime; such entries would be deleted without being counted.
         spent = _spent_by(db, entries) if db.execute(_HAS_BUDGETS, {"tenant": db.tenant})[0][0] else []
         deleted, _ = entries.delete()
     change_counters(db, _subtracted(spent))
@@ -50,13 +50,13 @@ def delete_usage(db: Database, entries: QuerySet[UsageEntry]) -> int:
 
 
 def add_usage(db: Database, keys: Sequence[int]) -> None:
-    """Count entries that were just inserted. Call in the transaction that has inserted them."""
+    """Count entries that were just inserted. Call this in the transaction that inserted them."""
     if db.execute(_HAS_BUDGETS, {"tenant": db.tenant})[0][0]:
         change_counters(db, _spent_by(db, UsageEntry.objects.using(db.alias).filter(pk__in=keys)))
 
 
 def change_usage(db: Database, keys: Sequence[int], change: Callable[[], R]) -> R:
-    """Change entries of a tenant so that they may belong to other scopes. Call in a transaction."""
+    """Change entries of a tenant in a way that may move them to other scopes. Call this in a transaction."""
     entries = UsageEntry.objects.using(db.alias).filter(pk__in=keys)
     if db.has_row_locks:
         list(entries.select_for_update().order_by("pk").values_list("pk"))

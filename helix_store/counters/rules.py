@@ -1,4 +1,4 @@
-"""The rules by which a ledger entry counts for budgets and periods. Pure Python."""
+"""The rules that decide for which budgets and periods a ledger entry counts. Pure Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTHS: Final = {BudgetPeriod.TOTAL: 0, BudgetPeriod.MONTH: 7, BudgetPeriod.DA
 
 
 class Spender(NamedTuple):
-    """The values by which a session's budgets are found: its tree, its user and its agent type."""
+    """The values that determine the budgets of a session: its tree, its user and its agent type."""
 
     root_id: str | None
     user_id: str | None
@@ -32,7 +32,7 @@ class Spent(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The scope and the value of budgets that apply, and the value of their counter."""
+    """The scope and the value of budgets that apply, and the value of the counter to use."""
 
     scope: BudgetScope
     value: str
@@ -61,7 +61,7 @@ def spent_on(entry: UsageEntry, spender: Spender) -> Spent:
 
 
 def amounts_by_key(spent: Iterable[Spent]) -> list[list[str | int]]:
-    """Return the sums for every key and day as (scope, value, counted value, day, dollars, tokens)."""
+    """Return the sums for each key and day as (scope, value, counted value, day, dollars, tokens)."""
     sums: dict[tuple[Key, str], tuple[int, int]] = {}
     for each in spent:
         for key in keys_of(each.spender):
@@ -80,12 +80,12 @@ def bounded(amount: int) -> int:
 
 
 def period_of(period: BudgetPeriod, at: datetime) -> str:
-    """Return the period of a moment as counters name it: a day, a month, or empty for a total."""
+    """Return the period of a moment in the form that counters use: a day, a month, or empty for a total."""
     return at.astimezone(UTC).date().isoformat()[: _LENGTHS[period]]
 
 
 def start_of(period: BudgetPeriod, at: datetime) -> tuple[datetime, datetime] | None:
-    """Return the start and the end of the period of a moment; ``None`` for a total."""
+    """Return the start and the end of the period that contains a moment, or ``None`` for a total."""
     if period is BudgetPeriod.TOTAL:
         return None
     start = at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -1,6 +1,6 @@
 """The SQL of counters.
 
-A writer of the ledger looks for budgets in the statement that writes, or in a later one. A call that creates
+A writer of the ledger looks for budgets in the same statement, or in a later one. A call that creates
 a budget waits for writers that may not have seen it (see `budgets.database`).
 """
 
@@ -16,12 +16,12 @@ from helix_store.models import Budget, BudgetCounter, Session, UsageEntry
 _BUDGET: Final = table(Budget)
 _COUNTER: Final = table(BudgetCounter)
 _DAY: Final = ("to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD')", "substr({0}, 1, 10)")
-# Citus refuses clock_timestamp() beside a table.
+# Citus refuses clock_timestamp() in a query on a table.
 _TODAY: Final = _DAY[0].format("pg_catalog.statement_timestamp()")
 
 
 def has_budgets(tenant: str) -> str:
-    """Return the condition that a tenant, given as an expression, has budgets."""
+    """Return the condition that a tenant, given as an SQL expression, has budgets."""
     return f"EXISTS (SELECT 1 FROM {_BUDGET} AS b WHERE b.tenant = {tenant})"
 
 
@@ -36,8 +36,8 @@ def _keys(row: str, root_id: str, agent_type: str) -> str:
 
 
 def may_be_stopped(session: str) -> str:
-    """Return the condition that a limit of a session's budgets has been reached, or that an amount is held:
-    otherwise no budget stops a step without an estimate. For PostgreSQL.
+    """Return the condition that a limit of a session's budgets has been reached, or that an amount is held;
+    otherwise, no budget can stop a step without an estimate. For PostgreSQL.
     """
     root_id = f"COALESCE({session}.root_session_id, {session}.session_id)"
     # Without OFFSET, PostgreSQL may read all budgets and counters of the tenant.
@@ -56,7 +56,7 @@ def may_be_stopped(session: str) -> str:
 
 
 def period(day: str) -> str:
-    """Return the period of a day of the budget ``b``, as counters name it. The day is an expression."""
+    """Return the period of a day of the budget ``b``, as counters name it. The day is an SQL expression."""
     return f"CASE b.period WHEN 'day' THEN {day} WHEN 'month' THEN substr({day}, 1, 7) ELSE '' END"
 
 
@@ -93,7 +93,7 @@ CHANGE_COUNTERS: Final = Statement(
         "GROUP BY b.tenant, b.name, k.counted, 4",
         _SUM,
     ),
-    # SQLite may update a counter several times in one statement, and its own sum could exceed 64 bits.
+    # SQLite may update a counter several times in one statement, and a sum of its own could exceed 64 bits.
     sqlite=_change(
         f"SELECT {_GIVEN_SQLITE} FROM json_each(%(given)s) AS e",
         "k.usd, k.tokens",
@@ -101,7 +101,7 @@ CHANGE_COUNTERS: Final = Statement(
         f"max(0, min({_MOST}, c.{{0}} + excluded.{{0}}))",
     ),
 )
-"""Add amounts, which may be negative, to the counters of all budgets that they count for, in their order."""
+"""Add amounts, which may be negative, to the counters of all budgets to which they apply, in order."""
 
 
 def _root(entry: str) -> str:
@@ -125,7 +125,7 @@ COUNT_INSERTED: Final = _change(
     "",
     _SUM,
 )
-"""Add the one entry that a query ``inserted`` has returned to counters, on PostgreSQL."""
+"""Add the single entry that a query ``inserted`` has returned to counters, on PostgreSQL."""
 
 
 @cache
@@ -147,7 +147,7 @@ def sums_of_entries(entries: str, *, is_postgresql: bool, is_counted: str = "tru
 
 def deletion(delete: str) -> Statement:
     """Delete entries of a tenant; return whether it has budgets, and the sums of the deleted entries. For
-    PostgreSQL. On Citus, which cannot query the rows that a statement deletes, each of them is returned.
+    PostgreSQL. On Citus, which cannot query the rows that a statement deletes, each row is returned.
     """
     is_counted = has_budgets("(SELECT tenant FROM gone LIMIT 1)")
     entry = table(UsageEntry)

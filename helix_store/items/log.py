@@ -35,7 +35,7 @@ from helix_store.sessions.database.sessions import lock_or_insert_session, name_
 from helix_store.sessions.requests import root_session
 
 Row = tuple[Any, ...]
-"""Id, key, payload as text, and time."""
+"""The id, the key, the payload as text, and the time."""
 
 _ROWS_PER_STATEMENT: Final = 1_000
 _ROWS_PER_LOOK: Final = 100
@@ -45,12 +45,12 @@ _ROWS_PER_LOOK: Final = 100
 class ItemLog(DatabaseOperations):
     """Ordered JSON values of a session, each with or without a key that is unique in its lane.
 
-    A lane is a name of at most 1,000 bytes; a session can have any number of lanes. Every write is one
-    transaction under the lock of the session's row. It takes a ``fencing_token``, and raises `FencedOutError`
-    if the session's lock has a larger one. The first item of an unknown session creates the session with
-    ``agent_type``. A write sets ``user_id`` as the user of a session without one, and raises `ConflictError`
-    if the session belongs to another user. If an async write is cancelled, it raises `CancelledError` only
-    after its transaction has ended.
+    A lane has a name of at most 1,000 bytes, and a session can have any number of lanes. Every write is one
+    transaction under the lock of the session's row. Each write accepts a ``fencing_token``, and raises
+    `FencedOutError` if the session's lock has a larger one. The first item of an unknown session creates the
+    session with ``agent_type``. A write sets ``user_id`` as the user of a session without one, and raises
+    `ConflictError` if the session belongs to another user. If an async write is cancelled, it raises
+    `CancelledError` only after its transaction has ended.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class ItemLog(DatabaseOperations):
         fencing_token: int | None = None,
     ) -> bool:
         """Replace the newest items with ``new`` if they are ``expected``, and return whether they were.
-        Otherwise nothing changes. Payloads are compared as stored, with the order of their keys. If they are
-        replaced, the oldest items are deleted as long as ``prune`` returns a true value for their payloads.
-        Raises `InvalidPayload` and `LimitExceeded`.
+        Otherwise nothing changes. Payloads are compared in their stored form, including the order of their
+        keys. If they are replaced, the oldest items are deleted as long as ``prune`` returns a true value for
+        their payloads. Raises `InvalidPayload` and `LimitExceeded`.
         """
         held = guard(fencing_token=fencing_token)
         limits = conf.limits()
@@ -189,8 +189,8 @@ class ItemLog(DatabaseOperations):
     def copy_to(self, lane: str, *, before: int | None = None, fencing_token: int | None = None) -> int:
         """Copy the items of this lane, up to the position ``before``, to another lane; return their number.
 
-        Copies have new positions, and the keys and times of the originals. Raises `ConflictError` if the
-        other lane has items.
+        The copies get new positions, and keep the keys and times of the originals. Raises `ConflictError` if
+        the other lane has items.
         """
         held = guard(fencing_token=fencing_token)
         target = lane_name(lane)
@@ -296,9 +296,9 @@ class ItemLog(DatabaseOperations):
     ) -> list[StoredItem]:
         """Return the newest items in the order in which they were added: one query.
 
-        ``before`` is the position of the first item of the following page. Raises `InvalidQuery`, and
-        `IntegrityFault` for an item that cannot be read. With ``skip_unreadable`` such an item is left out,
-        and ``limit`` counts the others.
+        For the next page, pass the position of the first item of this one as ``before``. Raises
+        `InvalidQuery`, and `IntegrityFault` for an item that cannot be read. With ``skip_unreadable``, such
+        an item is left out, and ``limit`` counts only the others.
         """
         if limit is not None:
             validation.query_number(limit, "limit")
@@ -327,7 +327,7 @@ class ItemLog(DatabaseOperations):
         return self.db.read(sql.NEWEST, parameters)
 
     def get(self, key: str) -> StoredItem | None:
-        """Return the item of a key, or ``None``."""
+        """Return the item with a key, or ``None``."""
         rows = self.db.read(sql.BY_KEY, {**self._lane, "key": item_key(key)})
         return _item_of(rows[0]) if rows else None
 
@@ -337,7 +337,7 @@ class ItemLog(DatabaseOperations):
         return int(count)
 
     def lanes(self) -> dict[str, int]:
-        """Return the number of items of each lane of the session, by name in order."""
+        """Return the number of items of each lane of the session, ordered by name."""
         return dict(self.db.read(sql.COUNT_LANES, {"tenant": self.tenant, "session_id": self.session_id}))
 
     aappend = async_twin(append)
@@ -361,7 +361,7 @@ def _item_of(row: Row) -> StoredItem:
 
 
 def _readable(rows: Sequence[Row]) -> Iterator[StoredItem]:
-    """Yield the items of rows, except unreadable ones."""
+    """Yield the items of the rows, except unreadable ones."""
     for row in rows:
         with suppress(IntegrityFault):
             yield _item_of(row)

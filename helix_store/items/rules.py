@@ -1,4 +1,4 @@
-"""The item, and the rules for the values that a log accepts."""
+"""The item, and the rules for the values that an item log accepts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITEMS_AGENT_TYPE: Final = "items"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredItem:
-    """An item as it is stored. Positions grow within a lane, with gaps."""
+    """An item as it is stored. Positions increase within a lane, with gaps."""
 
     position: int
     key: str | None
@@ -33,7 +33,7 @@ class EncodedItem(NamedTuple):
 
 
 def lane_name(value: Any, name: str = "lane") -> str:
-    """Check a text of at most 1,000 bytes; the empty text is the default lane."""
+    """Check a text of at most 1,000 bytes; an empty text means the default lane."""
     return validation.text(value, name, limit=MAX_LANE_BYTES)
 
 

@@ -1,6 +1,6 @@
 """The SQL of items. Writes run under the lock of the session, whose key and version are parameters.
 
-A lane is ordered by id, because a row gets its id after the lock was taken.
+The order of a lane is that of the ids, because a row gets its id after the lock is taken.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ OLDEST_LOCKED: Final = Statement(
     f"""SELECT {_COLUMNS} FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} AND id > %(after)s
         ORDER BY id LIMIT %(limit)s"""
 )
-# A range of one key, because only the key index has this order; otherwise PostgreSQL might use the lane
-# index.
+# This is a range of a single key, because only the key index has this order; otherwise PostgreSQL might use
+# the lane index.
 BY_KEY: Final = Statement(
     f"""SELECT {_COLUMNS} FROM {_ITEM}
         WHERE {_READ} AND {_LANE} AND key >= %(key)s AND key <= %(key)s ORDER BY key LIMIT 1"""
@@ -91,7 +91,7 @@ COPY_TO_BRANCH: Final = Statement(
             AND (session_version < %(version)s OR session_version IS NULL AND created_at <= %(until)s)
         ORDER BY lane, id"""
 )
-"""Copies the items that were added before the session had a version.
+"""Copies the items that were added before the session reached a version.
 
-Rows of earlier releases have no version. For these rows, and only for these, the worker's clock decides.
+Rows of earlier releases have no version. For these rows only, the worker's clock decides.
 """

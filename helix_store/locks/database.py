@@ -18,9 +18,9 @@ from helix_store.locks.rules import Term
 
 
 class DatabaseLocks(DatabaseOperations):
-    """The back end in a database. Arguments have already been checked, and no operation waits for a lock.
+    """The database back end. Arguments have already been checked, and no operation waits for a lock.
 
-    A term is over when it is released, when its TTL has passed, or when a newer term has begun.
+    A term is over once it has been released, its TTL has passed, or a newer term has begun.
     """
 
     @cached_property
@@ -29,7 +29,7 @@ class DatabaseLocks(DatabaseOperations):
         return not self.db.has_row_locks
 
     def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
-        """Begin a term, or return ``None`` while another term lasts, even of the same owner."""
+        """Begin a term, or return ``None`` while another term lasts, even one of the same owner."""
         if self._looks_first and self.is_locked(name):
             return None
         return self._begin_term(sql.ACQUIRE_AFTER_SESSION, sql.ACQUIRE, name, owner, ttl_ms)
@@ -41,7 +41,7 @@ class DatabaseLocks(DatabaseOperations):
     def _begin_term(
         self, joining: Iterable[Statement], alone: Iterable[Statement], name: str, owner: str, ttl_ms: int
     ) -> Term | None:
-        """Run the statements for a transaction of the caller, or those for none, until one begins a term."""
+        """Run the statements for a caller's transaction, or those for none, until one begins a term."""
         parameters = {
             **self._row(name),
             "owner": owner,
@@ -95,7 +95,7 @@ class DatabaseLocks(DatabaseOperations):
 
     def force_release(self, name: str) -> bool:
         """End the current term and fence out its holder; return ``False`` if the name is not held."""
-        # This needs a transaction, because no stored value shows who has ended a term.
+        # This needs a transaction, because no stored value shows who ended a term.
         return bool(self.db.transaction(lambda: self.db.execute(sql.FORCE_RELEASE, self._row(name))))
 
     def is_locked(self, name: str) -> bool:
@@ -118,9 +118,9 @@ class DatabaseLocks(DatabaseOperations):
 
 
 def hold_fence(db: Database, name: str, guard: Guard) -> None:
-    """Refuse the write of a former holder, and prevent a takeover until the transaction ends.
+    """Refuse writes of former holders, and prevent a takeover until the transaction ends.
 
-    Takes a share lock on the lock's row. Call it in a transaction, after the session row is locked. Raises
+    Takes a share lock on the lock's row. Call this in a transaction, after the session row is locked. Raises
     `FencedOutError`.
     """
     if guard.fencing_token is not None:

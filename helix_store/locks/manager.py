@@ -36,10 +36,10 @@ _HELD: Final = "The lock was held until the timeout; try again later."
 _BEATS_PER_TERM: Final = 3
 _BEATS_PER_TERM_AFTER_A_FAILURE: Final = 10
 _LONGEST_STOP_SECONDS: Final = 5.0
-"""The longest wait in `stop`: a refresh may wait for a row that the stopping thread has locked."""
+"""The longest wait in `stop`, because a refresh may wait for a row that the stopping thread has locked."""
 
 _TRUSTED_PART: Final = 0.9
-"""The last tenth of a term is a margin for clocks of different speeds and for the holder's reaction."""
+"""The last tenth of a term is a margin for clocks that differ in speed and for the holder's reaction."""
 
 _NEVER: Final = float("-inf")
 
@@ -47,10 +47,10 @@ _logger = logging.getLogger(__name__)
 
 
 class LockManagerBase:
-    """The lock manager of the contract; a subclass provides the back end.
+    """The lock manager of the contract; subclasses provide the back end.
 
-    Names are unique within ``tenant``. ``default_ttl_ms`` is the TTL of calls without a ``ttl_ms``; its
-    default is ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
+    Names are unique within ``tenant``. ``default_ttl_ms`` is the TTL for calls without a ``ttl_ms``, by
+    default ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
     """
 
     def __init__(self, backend: LockBackend, *, tenant: str, default_ttl_ms: Duration | None) -> None:
@@ -70,9 +70,9 @@ class LockManagerBase:
     def acquire(self, name: str, *, ttl_ms: Duration | None = None, owner: str | None = None) -> Lock | None:
         """Acquire a lock for one term, or return ``None`` at once if it is held, even by the same owner.
 
-        Joins the caller's transaction: others see the term only after its commit. Inside the caller's
-        transaction the session row of that name is locked before the lock row, as in every guarded write; the
-        call returns ``None`` if that row is busy. It never waits for a holder, a contender or a session.
+        It joins the caller's transaction: others see the term only after the commit. Inside the caller's
+        transaction, the session row of that name is locked before the lock row, as in every guarded write;
+        the call returns ``None`` if that row is busy. It never waits for a holder, a contender or a session.
         Raises `InvalidPayload` and then stores nothing. Not idempotent: a repeat finds the name held.
         """
         return self._begin(self._backend.acquire, name, ttl_ms, owner)
@@ -85,11 +85,11 @@ class LockManagerBase:
         owner: str | None = None,
         timeout_ms: Duration = 10_000,
     ) -> Lock:
-        """End the term of any holder and begin a new one, for a worker that replaces another. One statement,
-        so no one can acquire the name in between, and later guarded writes of the former holder are refused.
-        While a guarded write is running, the call tries again after jittered pauses. Raises `StoreBusy` if
-        one is still running after ``timeout_ms``, and `InvalidPayload`. Not idempotent: a repeat ends the
-        first one's term.
+        """End the term of the current holder and begin a new one, for a worker that replaces another. This is
+        one statement, so no one can acquire the name in between, and later guarded writes of the former
+        holder are refused. While a guarded write is running, the call retries after jittered pauses. Raises
+        `StoreBusy` if a guarded write is still running after ``timeout_ms``, and `InvalidPayload`. The call
+        is not idempotent: a repeat ends the term of the first call.
         """
         for pause in retry_pauses(validation.milliseconds(timeout_ms, "timeout_ms")):
             if lock := self._begin(self._backend.take_over, name, ttl_ms, owner):
@@ -100,7 +100,7 @@ class LockManagerBase:
     def wait_acquire(
         self, name: str, *, timeout_ms: Duration, ttl_ms: Duration | None = None, owner: str | None = None
     ) -> Lock:
-        """Acquire a lock; while it is held, try again after jittered pauses.
+        """Acquire a lock; while it is held, retry after jittered pauses.
 
         Raises `StoreBusy` if it is still held after ``timeout_ms``. Waiters are not served in order.
         """
@@ -114,7 +114,7 @@ class LockManagerBase:
         self, name: str, *, timeout_ms: Duration, ttl_ms: Duration | None = None, owner: str | None = None
     ) -> Lock:
         """Async version of `wait_acquire`."""
-        # Not an `async_twin`: pauses in the shared thread would block the holder's release.
+        # This is not an `async_twin`: pauses in the shared thread would block the holder's release.
         for pause in retry_pauses(validation.milliseconds(timeout_ms, "timeout_ms")):
             if lock := await self.aacquire(name, ttl_ms=ttl_ms, owner=owner):
                 return lock
@@ -130,7 +130,7 @@ class LockManagerBase:
         timeout_ms: Duration = 10_000,
     ) -> Lock:
         """Async version of `take_over`."""
-        # Not an `async_twin`: pauses in the shared thread would block the guarded write.
+        # This is not an `async_twin`: pauses in the shared thread would block the guarded write.
         for pause in retry_pauses(validation.milliseconds(timeout_ms, "timeout_ms")):
             if lock := await self._abegin(self._backend.take_over, name, ttl_ms, owner):
                 return lock
@@ -142,7 +142,7 @@ class LockManagerBase:
         return self._backend.is_locked(validation.identifier(name, "name"))
 
     def get_active_locks(self) -> list[LockInfo]:
-        """Return the locks of the tenant that are held now, ordered by name."""
+        """Return the locks of the tenant that are currently held, ordered by name."""
         return self._backend.active()
 
     def force_release(self, name: str) -> bool:
@@ -176,7 +176,7 @@ class LockManagerBase:
 class KeepAlive(AbstractContextManager["KeepAlive"]):
     """A thread that refreshes one lock; leaving it as a context manager stops it.
 
-    The thread ends when the lock is lost. While the database cannot be reached, it tries again, and the
+    The thread ends when the lock is lost. While the database cannot be reached, it keeps trying, and the
     lock's trust window runs out.
     """
 
@@ -217,15 +217,15 @@ class KeepAlive(AbstractContextManager["KeepAlive"]):
             else:
                 beats = _BEATS_PER_TERM
             finally:
-                # An idle connection per lock, open between two refreshes, would exhaust the server.
+                # If each lock kept a connection open between two refreshes, they would exhaust the server.
                 connections.close_all()
 
 
 def trust_ends(requested_at: float, ttl_ms: int) -> float:
     """Return the end of the trust window in seconds, on the clock of ``requested_at``.
 
-    The window starts before the request is sent. The database starts the term later, so the term also ends
-    later, even after a slow reply.
+    The window starts before the request is sent. The database starts the term later than that, so the term
+    also ends later, even after a slow reply.
     """
     return requested_at + _TRUSTED_PART * ttl_ms / 1000
 
@@ -269,10 +269,10 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         return time.monotonic() < self._trusted_until
 
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
-        """Restart the TTL, or begin another one, and return the new end of the term.
+        """Restart the TTL, or start a different one, and return the new end of the term.
 
-        One statement, which joins the caller's transaction. Preferably refresh outside of a transaction,
-        because a rollback undoes the new end but not the trust. Raises `LockLostError` if the term was
+        One statement, which joins the caller's transaction. Preferably call this outside of a transaction,
+        because a rollback undoes the new end but not the trust window. Raises `LockLostError` if the term was
         released, has expired or was taken over. Safe to repeat.
         """
         ttl_ms = self.ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
@@ -307,7 +307,7 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         return self._backend.release(self.name, owner=self.owner, fencing_token=self.fencing_token)
 
     def keep_alive(self) -> KeepAlive:
-        """Refresh the lock from a thread until `release` or until the returned keep-alive is stopped.
+        """Refresh the lock from a thread until `release` is called or the returned keep-alive is stopped.
 
         A second call returns the running keep-alive. The thread has a separate connection: start it after
         the commit of the transaction in which the lock was acquired.
@@ -340,11 +340,11 @@ class DatabaseLockManager(LockManagerBase):
     """Locks in a Django database, shared by every process that uses it.
 
     Pass the ``using`` and ``tenant`` of the stores that the locks protect: a guarded write compares its token
-    with the lock of that database and tenant. Each name has one row, which is never deleted, so tokens only
+    with the lock in that database and tenant. Each name has one row, which is never deleted, so tokens only
     grow. Works through PgBouncer in transaction mode.
 
-    Inside an ``atomic()`` block `acquire` first locks the row of the session with that name, without waiting.
-    It returns ``None`` while another transaction writes to that session, as for a held name.
+    Inside an ``atomic()`` block, `acquire` first locks the row of the session with the same name, without
+    waiting. It returns ``None`` while another transaction writes to that session, just as for a held name.
     """
 
     def __init__(
@@ -356,7 +356,7 @@ class DatabaseLockManager(LockManagerBase):
 
 
 class InMemoryLockManager(LockManagerBase):
-    """Locks in one process with the contract of the database's locks; for tests and trials.
+    """Locks in one process, with the same contract as locks in the database; for tests and experiments.
 
     An `InMemoryStateStore` with the same ``world`` checks the tokens of these locks.
     """
@@ -378,7 +378,7 @@ class NoOpLockManager(LockManagerBase):
     """A manager whose calls always succeed and lock nothing; for a single worker, and for tests.
 
     Arguments are checked. Tokens grow with the clock of this process, so they are larger than the tokens of
-    real locks that a store knows.
+    any real locks that a store knows.
     """
 
     def __init__(self, *, tenant: str = "", default_ttl_ms: Duration | None = None) -> None:

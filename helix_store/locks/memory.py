@@ -1,4 +1,4 @@
-"""The back ends in memory, and without locks."""
+"""The in-memory back end, and the back end without locks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StoredLock:
         return self.deadline == _RELEASED
 
     def ended(self) -> Self:
-        """Return the term as its release leaves it."""
+        """Return the term after its release."""
         return replace(self, deadline=_RELEASED)
 
 
@@ -56,7 +56,7 @@ class LockTable(MemoryRows[StoredLock]):
 
 
 class MemoryLocks:
-    """The back end in memory; see `DatabaseLocks` for its operations."""
+    """The in-memory back end; see `DatabaseLocks` for its operations."""
 
     def __init__(self, world: MemoryWorld, tenant: str) -> None:
         self._lock = world.lock

@@ -1,4 +1,4 @@
-"""Lock terms and the pauses between attempts."""
+"""Terms of locks, and the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Final
 from helix_store.core.validation import milliseconds
 
 MAX_TTL_MS: Final = 7 * 24 * 60 * 60 * 1000
-"""Seven days, because a crashed holder keeps the name for the rest of the term."""
+"""Seven days, because the name stays held for the rest of the term if the holder crashes."""
 
 ttl_milliseconds: Final = partial(milliseconds, minimum=1, maximum=MAX_TTL_MS)
 """Return a checked TTL, as `milliseconds` does. Raises `InvalidPayload`."""
@@ -31,11 +31,11 @@ class Term:
 
     fencing_token: int
     expires_at: datetime | str
-    """As the database returns it, for `core.moments.as_utc`."""
+    """In the form that the database returns, for `core.moments.as_utc`."""
 
 
 def process_owner(nonce: str) -> str:
-    """Return the default owner. Host names and process ids repeat after a reboot; the nonce does not."""
+    """Return the default owner. Host names and process ids may repeat after a reboot; the nonce does not."""
     return f"{socket.gethostname()[:_LONGEST_HOST_NAME]}:{os.getpid()}:{nonce}"
 
 

@@ -1,9 +1,9 @@
 """The SQL of locks: one row per name that is never deleted, and one statement for each call.
 
-An acquisition never waits. On PostgreSQL contenders try a transaction-scoped advisory lock without waiting,
+An acquisition never waits. On PostgreSQL, contenders try a transaction-scoped advisory lock without waiting,
 and skip a lock row that another transaction has locked. The row is locked ``FOR UPDATE``, which conflicts
 with the share lock of guarded writes (`NEWEST_TOKEN`). A holder's refresh and release do not conflict with
-it. Each condition of a write is on the lock's own row: PostgreSQL checks it again after a wait.
+it. Every condition of a write is on the lock's own row: PostgreSQL checks the condition again after a wait.
 
 Parameters are named: ``tenant``, ``name``, and some of ``owner``, ``token``, ``ttl_ms`` and ``key``.
 """
@@ -35,7 +35,7 @@ _LOCK_ROW: Final = f"SELECT id FROM {_TABLE} WHERE {_ROW} FOR NO KEY UPDATE"
 
 
 def _by_clock(postgresql: str, sqlite: str | None = None, citus: Sequence[str] = ()) -> Statement:
-    """Return a statement with each database's ``{now}``, and ``{until}``, the end of a new term."""
+    """Return a statement with ``{now}`` for each database, and with ``{until}``, the end of a new term."""
 
     def on(clock: Clock, text: str) -> str:
         return text.format(now=clock.now, until=clock.after("ttl_ms"))
@@ -53,7 +53,7 @@ def _of_held_row(text: str) -> Statement:
 
 
 def _in_order(first: str, *others: str) -> str:
-    """Return all conditions; PostgreSQL evaluates each one only when those before it are true."""
+    """Return all conditions combined; PostgreSQL evaluates each one only if those before it are true."""
     return f"CASE WHEN {first} THEN {_in_order(*others)} ELSE false END" if others else first
 
 
@@ -79,8 +79,8 @@ def _acquisition(*try_locks: str, condition: str = _IS_FREE) -> tuple[Statement,
     """Return statements to try in this order: for a name with a row, and for a new name.
 
     Each returns the token and the end of the new term, or no row. The update comes first because it refuses a
-    held name without a write. ``try_locks`` comes last: a held name must not cost its contenders the locks,
-    which last as long as the caller's transaction. On Citus, separate queries try them.
+    held name without writing. ``try_locks`` comes last, because contenders for a held name must not take
+    these locks, which last as long as the caller's transaction. On Citus, separate queries try to take them.
     """
     tried = [f"SELECT 1 WHERE {each}" for each in try_locks]
     skip = "FOR UPDATE SKIP LOCKED"
@@ -106,23 +106,23 @@ ACQUIRE: Final = _acquisition(_TRY_ADVISORY)
 ACQUIRE_AFTER_SESSION: Final = _acquisition(_TRY_SESSION, _TRY_ADVISORY)
 """`ACQUIRE` as part of a larger transaction: the row of the session with that name is locked first.
 
-Guarded writes lock the session row and then the lock row. The reverse order could deadlock with them. No row
-is returned when the session exists and its row is busy.
+Guarded writes lock the session row first and then the lock row. The reverse order could cause a deadlock with
+them. No row is returned if the session exists and its row is busy.
 """
 
 TAKE_OVER: Final = _acquisition(_TRY_ADVISORY, condition="true")
 TAKE_OVER_AFTER_SESSION: Final = _acquisition(_TRY_SESSION, _TRY_ADVISORY, condition="true")
-"""The same for a name that may be held; returns no row during a guarded write or an acquisition."""
+"""The same for a name that may be held; it returns no row during a guarded write or an acquisition."""
 
 BEGUN: Final = _by_clock(
     f"SELECT token, expires_at FROM {_TABLE} WHERE {_ROW} AND call_id = %(call_id)s AND {_IS_HELD}"
 )
-"""The term that a call has begun, if it still lasts."""
+"""The term that a call has begun, if it has not ended."""
 
 WAIT_FOR_CONTENDERS: Final = Statement(
     f"SELECT pg_catalog.pg_advisory_xact_lock(%(key)s # '{_TABLE}'::regclass::oid::bigint)"
 )
-"""Wait for the end of a running acquisition; for PostgreSQL."""
+"""Wait for the end of a running acquisition, on PostgreSQL."""
 
 REFRESH: Final = _of_held_row(
     f"UPDATE {_TABLE} SET expires_at = {{until}} WHERE {_OWN_TERM} RETURNING expires_at"

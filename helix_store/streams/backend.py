@@ -1,5 +1,5 @@
-"""The back ends of a stream manager. They have the same operations, whose arguments are checked and whose
-chunks are encoded before the call. Every write is atomic and raises `StreamNotFound` for an unknown stream; a
+"""The back ends of a stream manager. They have the same operations, whose arguments have been checked and
+whose chunks have been encoded. Every write is atomic and raises `StreamNotFound` for an unknown stream; a
 guard is checked before anything is written.
 """
 

@@ -73,7 +73,7 @@ class DatabaseStreams(DatabaseOperations):
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
         """Store chunks and return the last sequence. Raises `StreamClosed`.
 
-        Renews the lease for the writer; without one it renews a lease that exists.
+        It renews the lease for the writer; without a writer, it renews any lease that exists.
         """
         of_stream = {**self._row(stream_id), **_lease(writer), "count": len(texts)}
 
@@ -127,7 +127,7 @@ class DatabaseStreams(DatabaseOperations):
             raise self._refusal(stream_id)
 
     def release(self, stream_id: str, writer: NewWriter) -> None:
-        """End the lease if this writer still has it."""
+        """End the lease if it still belongs to this writer."""
         self._repeatable_write(sql.RELEASE, stream_id, {"writer_id": writer.writer_id}, Guard())
 
     # Status
@@ -211,7 +211,7 @@ class DatabaseStreams(DatabaseOperations):
         return {"tenant": self.db.tenant, "stream_id": stream_id}
 
     def _locked_head(self, stream_id: str, guard: Guard) -> StreamHead:
-        """Return the head, locked until the transaction ends; the fence's row must be locked first."""
+        """Return the head, locked until the transaction ends; the row of the fence must be locked first."""
         hold_fence(self.db, stream_id, guard)
         head = _lock_head(self.db, stream_id)
         if head is None:
@@ -260,7 +260,7 @@ def streams_of(db: Database, session_keys: Collection[int]) -> list[str]:
 def delete_orphaned_streams(db: Database, stream_ids: Iterable[str]) -> Counter[type[Model]]:
     """Delete the streams that no session refers to, and return the number of rows of each model.
 
-    Call in the transaction that deleted sessions.
+    Call this in the transaction that deleted the sessions.
     """
     deleted: Counter[type[Model]] = Counter()
     for stream_id in stream_ids:
@@ -270,13 +270,13 @@ def delete_orphaned_streams(db: Database, stream_ids: Iterable[str]) -> Counter[
 
 
 def _has_session(db: Database, stream_id: str) -> bool:
-    # The condition has two parts, so that each is one index look-up, even if SQLite has no statistics.
+    # The condition has two parts, so that each is one index lookup, even if SQLite has no statistics.
     sessions = Session.objects.using(db.alias).filter(tenant=db.tenant, stream_id=stream_id)
     return sessions.filter(session_id=stream_id).union(sessions.filter(WRITES_ELSEWHERE), all=True).exists()
 
 
 def _delete_stream(db: Database, stream_id: str) -> Counter[type[Model]]:
-    """Delete a stream with its chunks, in the open transaction; no rows if it does not exist."""
+    """Delete a stream with its chunks in the open transaction; return no rows if it does not exist."""
     head = _lock_head(db, stream_id)
     if head is None:
         return Counter()

@@ -21,8 +21,8 @@ from helix_store.streams import sql
 class WriterState(StrEnum):
     """The state of a stream's newest writer, according to its lease.
 
-    A ``lost`` writer was silent for longer than its lease: pruning fails the stream. A stream without a lease
-    has no writer: it ended, or its writer closed it.
+    A ``lost`` writer was silent for longer than its lease: pruning marks the stream as failed. A stream
+    without a lease has no writer: it ended, or its writer closed it.
     """
 
     ALIVE = "alive"
@@ -61,7 +61,7 @@ _COLUMNS: Final = {each.name for each in fields(ListedStream)} - {"chunk_count",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamList(Serializable):
-    """A page of streams. ``next_cursor`` is ``None`` on the last one."""
+    """A page of streams. ``next_cursor`` is ``None`` on the last page."""
 
     streams: list[ListedStream]
     next_cursor: str | None
@@ -77,8 +77,8 @@ def list_streams(
 ) -> StreamList:
     """Return a page of streams, newest first; ``tenant=None`` lists every tenant.
 
-    ``limit`` is 1 to 200; a larger one means 200. For the next page pass ``next_cursor`` as ``cursor`` with
-    the same filters. Two statements, which read no chunks. Raises `InvalidQuery` and `InvalidCursor`.
+    ``limit`` is 1 to 200; a larger one means 200. For the next page, pass ``next_cursor`` as ``cursor`` with
+    the same filters. Takes two statements, which read no chunks. Raises `InvalidQuery` and `InvalidCursor`.
     """
     conf.require_usable_prefix()
     equal = {
@@ -102,7 +102,7 @@ def list_streams(
 
 
 def tenants_of_stream(stream_id: str, *, using: str | None = None) -> list[str]:
-    """Return the tenants with a stream of this id, in order. One index look-up for each tenant."""
+    """Return the tenants that have a stream with this id, in order. One index lookup for each tenant."""
     conf.require_usable_prefix()
     name = validation.identifier(stream_id, "stream_id")
     return [tenant for (tenant,) in Database(using, "", None).read(sql.TENANTS_OF, {"stream_id": name})]

@@ -38,15 +38,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CHECK_SECONDS: Final = 0.2
-"""The longest time that a request to stop waits for the next chunk."""
+"""The maximum time that a request to stop waits for the next chunk."""
 
 
 class StreamManagerBase:
-    """A stream manager; a subclass provides the back end.
+    """A stream manager; subclasses provide the back end.
 
     Every write is atomic and joins the caller's transaction; readers see it after the commit. A
-    ``fencing_token`` is compared with the newest token of the lock with the stream's name; an older one
-    raises `FencedOutError` and nothing is written.
+    ``fencing_token`` is compared with the newest token of the lock that has the stream's name; an older one
+    raises `FencedOutError`, and nothing is written.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class StreamManagerBase:
     async def end_stream(
         self, stream_id: str, output: Any = None, *, fencing_token: int | None = None
     ) -> None:
-        """End a stream, with an output for `get_info`. Safe to repeat: the first output stays.
+        """End a stream, with an output for `get_info`. Safe to repeat: the first output is kept.
 
         Raises `StreamNotFound`, and `StreamClosed` if the stream has failed.
         """
@@ -114,7 +114,7 @@ class StreamManagerBase:
         await self._set_status(stream_id, change, fencing_token)
 
     async def fail_stream(self, stream_id: str, error: Any, *, fencing_token: int | None = None) -> None:
-        """End a stream with an error, any JSON value. Safe to repeat: the first error stays.
+        """End a stream with an error, any JSON value. Safe to repeat: the first error is kept.
 
         Raises `StreamNotFound`, and `StreamClosed` if the stream has ended.
         """
@@ -167,7 +167,7 @@ class StreamManagerBase:
         return await self._call(self._backend.info, stream_id)
 
     def read_after(self, stream_id: str, from_sequence: int, *, limit: int = 500) -> list[StoredChunk]:
-        """Return the next chunks after a position, at most ``limit``, for synchronous code; one query.
+        """Return the next chunks after a position, at most ``limit``, for synchronous code, with one query.
 
         Raises `InvalidQuery`, `StreamNotFound` and `StreamTruncated`.
         """
@@ -192,7 +192,7 @@ class StreamManagerBase:
     ) -> ResumableReader | None:
         """Return a reader of the chunks after ``from_sequence``, or ``None`` for an unknown stream.
 
-        Beyond the end the reader waits for new chunks. Raises `InvalidQuery`, and `StreamTruncated` if chunks
+        At the end, the reader waits for new chunks. Raises `InvalidQuery`, and `StreamTruncated` if chunks
         after ``from_sequence`` were removed.
         """
         validation.identifier(stream_id, "stream_id")
@@ -220,11 +220,11 @@ async def _chunks_of(reader: ResumableReader) -> AsyncIterator[dict[str, Any]]:
 
 
 class DatabaseStreamManager(StreamManagerBase):
-    """Streams in a Django database. Every process writes and reads them; no other server is needed.
+    """Streams in a Django database. Every process can write and read them; no other server is needed.
 
     Pass the ``using`` and ``tenant`` of the sessions that the streams belong to. ``poll_interval`` is in
-    seconds. ``retention`` is the time for which the chunks of a stream are kept after its end; without it
-    they are kept until pruning by age. PostgreSQL wakes readers with NOTIFY, and polling finds what a
+    seconds. ``retention`` is the time for which the chunks of a stream are kept after its end; without it,
+    they are kept until they are pruned by age. PostgreSQL wakes readers with NOTIFY, and polling finds what a
     notification misses.
     """
 
@@ -300,14 +300,14 @@ class InMemoryStreamManager(StreamManagerBase):
 
 class StreamTail:
     """A reader from a position, by default from the oldest stored chunk. ``position`` is the last sequence
-    that was handled, from which to continue. ``info`` is the stream as it was last read.
+    that was handled; reading continues after it. ``info`` is the stream as it was last read.
     """
 
     def __init__(self, streams: StreamManagerBase, info: StreamInfo, *, after: int | None = None) -> None:
         self._streams = streams
         self.info = info
         self.removed = info.last_sequence - info.chunk_count
-        """The number of first chunks that are no longer stored."""
+        """The number of chunks at the start that are no longer stored."""
         self.position = self.removed if after is None else after
 
     @classmethod

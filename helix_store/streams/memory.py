@@ -39,9 +39,9 @@ _KEYS: Final = itertools.count(1)
 
 @dataclass(slots=True)
 class StreamRecord:
-    """One stream; change it with the world's lock held. ``texts`` are the chunks above ``floor``.
+    """One stream; hold the world's lock to change it. ``texts`` contains the chunks above ``floor``.
 
-    ``lease_ends`` is in seconds of the process's monotonic clock.
+    ``lease_ends`` is in seconds on the process's monotonic clock.
     """
 
     run_id: str
@@ -94,7 +94,7 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
     def forget(self, stream_id: str) -> bool:
         """Delete a stream and wake its readers; return ``False`` if it does not exist.
 
-        The caller holds the lock.
+        The caller must hold the lock.
         """
         stream = self.pop(stream_id, None)
         if stream is not None:
@@ -103,7 +103,7 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
 
 
 class MemoryStreams:
-    """The back end in memory; see `DatabaseStreams` for its operations."""
+    """The in-memory back end; see `DatabaseStreams` for its operations."""
 
     def __init__(self, world: MemoryWorld, tenant: str) -> None:
         self._lock = world.lock
@@ -233,7 +233,7 @@ class MemoryStreams:
         return max(record.floor, record.last_sequence - request.keep_chunks)
 
     def _remove_until(self, record: StreamRecord, floor: int) -> int:
-        """Remove the oldest chunks and return how many."""
+        """Remove the oldest chunks and return how many were removed."""
         removed = floor - record.floor
         if removed:
             del record.texts[:removed]

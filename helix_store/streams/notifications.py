@@ -22,7 +22,7 @@ from helix_store.streams import sql
 
 _LINGER_SECONDS: Final = 1.0
 _SHORTEST_GAP_SECONDS: Final = 0.005
-"""Commits with notifications wait for a server-wide lock, so notifications are collected for this long."""
+"""Commits with notifications wait for a server-wide lock, so notifications are collected for this time."""
 _PROBE_INTERVAL_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 def channel() -> str:
-    """Return the channel of this table prefix. PostgreSQL keeps the channels of databases apart."""
+    """Return the channel of this table prefix. PostgreSQL separates the channels of different databases."""
     return conf.table_name("stream")
 
 
@@ -58,7 +58,7 @@ class Notifier:
         self._is_running = False
 
     def notify(self, key: int, last_sequence: int) -> None:
-        """Call after the commit; returns at once."""
+        """Call this after the commit; it returns at once."""
         with self._mutex:
             self._pending[key] = last_sequence
             self._has_pending.set()
@@ -102,7 +102,7 @@ class Notifier:
 
 
 def notify(alias: str, key: int, last_sequence: int) -> None:
-    """Wake the readers of a stream in every process, within milliseconds. Call after the commit."""
+    """Wake the readers of a stream in every process, within milliseconds. Call this after the commit."""
     _notifiers.get()(alias).notify(key, last_sequence)
 
 
@@ -126,8 +126,8 @@ class Listener:
 
     The connection uses ``listen_database``, if the project names one.
 
-    ``changed`` is called with the key of a stream that has changed; ``missed`` is called when notifications
-    may have been lost, so that any stream may have changed. A probe is a notification that every listener
+    ``changed`` is called with the key of a stream that has changed; ``missed`` is called if notifications may
+    have been lost, so that any stream may have changed. A probe is a notification that every listener
     receives from the server. It distinguishes a quiet connection from one that is half open, or that goes
     through a pooler which ignores LISTEN.
     """
@@ -211,7 +211,7 @@ class Listener:
 
     def _receive(self, payload: str) -> None:
         key = payload.partition(" ")[0]
-        # Every role that may connect to the database may notify.
+        # Every role that may connect to the database may send notifications.
         if key.isascii() and key.isdigit() and len(key) < 20 and int(key) != _PROBE_KEY:
             self._changed(int(key))
 

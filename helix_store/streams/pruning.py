@@ -1,5 +1,5 @@
-"""Pruning, which fails streams with a dead writer, and deletes chunks by age and count, in small
-transactions. The row of a stream stays, with the floor that shows readers which chunks were deleted.
+"""Pruning, which marks streams with a dead writer as failed, and deletes chunks by age and count, in small
+transactions. The row of a stream is kept, with a floor that shows readers which chunks were deleted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NOTHING: Final = PrunedStreams(streams=0, chunks=0, failed=0)
 
 _BY_KEY: Final = F("id")
 _SORTED_BY_KEY: Final = F("id") + 0
-"""The order for a condition that few streams meet, so that the database finds them by an index and sorts
-them. With the plain key, it would read all streams in key order.
+"""The order for a condition that few streams meet, which makes the database find them by an index and then
+sort them. With the plain key, it would read all streams in key order.
 """
 
 
@@ -51,12 +51,12 @@ def prune_streams(
     keep_chunks: int | None = None,
     dry_run: bool = False,
 ) -> PrunedStreams:
-    """Fail streams with a dead writer, and delete chunks that are too old or too many.
+    """Mark streams with a dead writer as failed, and delete chunks that are too old or too many.
 
     ``older_than`` is an age or a point in time: streams that ended or failed before it lose all of their
     chunks, as do streams whose manager's ``retention`` has passed. With ``keep_chunks`` every other stream
-    keeps that many of its newest chunks. The rows of the streams stay, so that readers of removed chunks get
-    `StreamTruncated`. ``tenant=None`` prunes every tenant. ``dry_run=True`` only counts.
+    keeps that many of its newest chunks. The rows of the streams are kept, so that readers of removed chunks
+    get `StreamTruncated`. ``tenant=None`` prunes every tenant. ``dry_run=True`` only counts.
 
     Works in small transactions that lock one stream or one page of streams. Safe to repeat and to interrupt.
     Raises `InvalidQuery`.
@@ -68,7 +68,7 @@ def prune_streams(
 
 
 def prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStreams:
-    """Prune the streams of one tenant, or of all tenants when it is ``None``.
+    """Prune the streams of one tenant, or of all tenants if it is ``None``.
 
     Each batch is a transaction, or a savepoint in the caller's. Safe to repeat and to interrupt.
     """
@@ -97,8 +97,8 @@ def prune_batches(db: Database, tenant: str | None, request: PruneRequest) -> It
 
 
 def would_empty(db: Database, streams: QuerySet[Stream], request: PruneRequest) -> PrunedStreams:
-    """Return the number of chunks that are too old or too many, and of the streams that have them. One
-    statement for each rule.
+    """Return the number of chunks that are too old or too many, and the number of streams that have them.
+    Takes one statement for each rule.
     """
     pruned = _NOTHING
     for rule in _rules(request):
@@ -147,7 +147,7 @@ def _of_tenant(db: Database, tenant: str | None) -> QuerySet[Stream]:
 
 
 def _each(db: Database, tenant: str | None, rule: _Rule) -> Iterator[int]:
-    """Yield the keys of the streams that a rule concerns, read in pages."""
+    """Yield the keys of the streams to which a rule applies, read in pages."""
     streams = _of_tenant(db, tenant).filter(rule.condition)
     keys = streams.alias(position=rule.order).order_by("position").values_list("pk", flat=True)
     last = 0
@@ -166,8 +166,8 @@ def _remove(db: Database, key: int, rule: _Rule) -> int:
 def _remove_batch(db: Database, key: int, rule: _Rule) -> int:
     """Delete the oldest chunks of a stream and return their number, or 0 if there are none to delete.
 
-    The condition is checked again under the lock: the stream may have been reactivated. A locked stream is
-    in use; the next run prunes it.
+    The condition is checked again under the lock: the stream may have been reactivated. A locked stream is in
+    use, so the next run prunes it.
     """
     streams = Stream.objects.using(db.alias).filter(pk=key)
     locked = streams.filter(rule.condition).select_for_update(skip_locked=True, no_key=True)

@@ -1,4 +1,4 @@
-"""Reading a stream from any position, even while it is written, without gaps or repetitions."""
+"""Reading a stream from any position, even while it is being written, without gaps or repetitions."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TERMINAL_STATUSES: Final = frozenset({StreamStatus.ENDED, StreamStatus.FAILED})
 WRITER_LOST: Final = encode(
     {"code": "writer_lost", "message": "The writer stopped without ending the stream."}
 )
-"""The error of a stream whose writer's lease has expired, as it is stored."""
+"""The stored form of the error of a stream whose writer's lease has expired."""
 
 _PAGE_BYTES: Final = 512 * 1024
 _LONGEST_PAGE: Final = 500
@@ -42,10 +42,10 @@ HEAD_COLUMNS: Final = ("id", "generation", "status", "last_sequence", "floor")
 
 
 class StreamHead(NamedTuple):
-    """The row of a stream without its chunks. Two heads differ if a reader has something new to see.
+    """The row of a stream without its chunks. Two heads differ if a reader has something new to read.
 
     ``identity`` is the key of the stream and the number of its resets: a stream that was deleted and created
-    again, or reset, has another one. Chunks up to ``floor`` were removed.
+    again, or reset, has a different one. Chunks up to ``floor`` were removed.
     """
 
     identity: tuple[int, int]
@@ -114,7 +114,7 @@ class StatusChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest:
-    """The arguments of pruning; ``older_than`` applies to ended streams, by the storage's clock."""
+    """The arguments of pruning; ``older_than`` applies to ended streams, on the storage's clock."""
 
     older_than: timedelta | datetime | None
     keep_chunks: int | None
@@ -138,7 +138,7 @@ class PruneRequest:
 
 
 def info_of(stream_id: str, stored: Any) -> StreamInfo:
-    """Return what `get_info` returns of a stored stream, which has the attributes of its columns."""
+    """Return the result of `get_info` for a stored stream, which has the attributes of its columns."""
     return StreamInfo(
         stream_id=stream_id,
         status=StreamStatus(stored.status),
@@ -155,9 +155,9 @@ def info_of(stream_id: str, stored: Any) -> StreamInfo:
 
 
 def changes_status(current: StreamStatus, wanted: StreamStatus) -> bool:
-    """Return whether a stream's status changes; it does not if the stream already has it.
+    """Return whether a stream's status changes; it does not if the stream already has that status.
 
-    A stream that ended or failed can only become active again; otherwise raises `StreamClosed`.
+    A stream that ended or failed can only become active again; otherwise `StreamClosed` is raised.
     """
     if current is wanted:
         return False

@@ -1,6 +1,6 @@
 """The SQL of streams, which uses only the database's clock.
 
-The update of the head locks it until the commit, so readers see sequences in the order of the commits. All
+The update of the head locks it until the commit, so readers see sequences in commit order. All
 conditions of a write are on that row, so that PostgreSQL checks them again after a wait.
 """
 
@@ -46,10 +46,10 @@ def _open(clock: Clock) -> str:
 OPEN: Final = Statement(
     _open(POSTGRESQL),
     _open(SQLITE),
-    # The row exists after the first statement, so that the lease begins after the wait for it.
+    # The row exists after the first statement, so the lease begins after any wait for the row.
     citus=(f"{_insert(CITUS)} DO NOTHING", _LOCK_ACTIVE, _open(CITUS)),
 )
-"""Create the stream, or give an active stream's lease to another writer."""
+"""Create the stream, or give the lease of an active stream to another writer."""
 
 
 def _advance(clock: Clock) -> str:
@@ -76,10 +76,10 @@ APPEND: Final = Statement(
     )
     SELECT id, last_sequence FROM head"""
 )
-"""`ADVANCE` and `INSERT_CHUNKS` in one statement; for PostgreSQL. ``texts`` is a list."""
+"""`ADVANCE` and `INSERT_CHUNKS` in one statement, for PostgreSQL. ``texts`` is a list."""
 
 ADVANCE: Final = with_clock(_advance, locks=_LOCK_ACTIVE)
-"""Take the sequences of new chunks and renew the lease. Returns nothing if the stream is not active."""
+"""Take the sequences of new chunks and renew the lease. It returns nothing if the stream is not active."""
 
 INSERT_CHUNKS: Final = Statement(
     postgresql=f"""
@@ -94,7 +94,7 @@ INSERT_CHUNKS: Final = Statement(
 )
 """Store chunks under the sequences after ``before``.
 
-``texts`` is a JSON array, so that this is one text for any number of rows.
+``texts`` is a JSON array, so that one statement text serves any number of rows.
 """
 
 RENEW: Final = with_clock(
@@ -146,9 +146,9 @@ PAGE: Final = Statement(
         (SELECT group_concat(payload, char(10)) FROM (SELECT payload {_OF_PAGE} ORDER BY sequence))
     FROM {_STREAM} AS stream"""),
 )
-"""A head with the first sequence and the payloads of a range, or with NULL without chunks; no row for an
-unknown stream. The payloads are joined by line breaks, which no payload contains: transferring many rows
-takes longer than finding them.
+"""A head with the first sequence and the payloads of a range, or NULL if there are no chunks; no row for an
+unknown stream. The payloads are joined by line breaks, which no payload contains, because transferring many
+rows takes longer than finding them.
 """
 
 TENANTS_OF: Final = tenants_with(_STREAM, "stream_id")

@@ -37,7 +37,7 @@ _NO_PERMISSION: Final = (
 )
 
 _NOT_CACHED: Final = "private, no-store"
-"""Only the users whom the project allows may read a stream, so shared caches must not store it."""
+"""Only users whom the project allows may read a stream, so shared caches must not store the response."""
 
 _HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -50,11 +50,11 @@ _NEEDS_ASGI: Final = "Streams need an ASGI server, such as uvicorn. This server 
 _LONGEST_RESPONSE: Final = 4 * 1024 * 1024
 """After this many bytes a response ends, and the browser connects again.
 
-A server without back-pressure, such as Daphne, keeps everything that a client does not read. 20 clients that
-read none of 60 MB cost it 1,190 MiB without this limit.
+A server without back-pressure, such as Daphne, buffers everything that a client does not read. Without this
+limit, 20 clients that read none of 60 MB cost it 1,190 MiB.
 """
-# An immediate first line shows proxies and browsers that the connection works. It also sets the pause before
-# the browser reconnects, in milliseconds, which the end of a long response shortens.
+# An immediate first line shows proxies and browsers that the connection works. It also sets the number of
+# milliseconds before the browser reconnects, which is shorter after a long response has ended.
 _BEGINNING: Final = b": stream\nretry: 3000\n\n"
 _CONTINUE: Final = b"retry: 500\n\n"
 _HEARTBEAT: Final = b": heartbeat\n\n"
@@ -70,7 +70,7 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
     """Return the chunks of a stream as events: ``id`` is the sequence and ``data`` the chunk.
 
     Starts after ``Last-Event-ID`` or, without it, after ``?from=``. The last event is ``end``, ``fail``,
-    ``paused`` or ``truncated``. A response that ends without a last event is continued by the next request.
+    ``paused`` or ``truncated``. If a response ends without a last event, the next request continues it.
 
     Responds 403 unless ``HELIX_STORE["STREAM_PERMISSION"]`` allows access, 404 for an unknown stream, 400 for
     an invalid position, 503 if the database cannot be read, and 501 under WSGI, where every reader would hold
@@ -130,15 +130,15 @@ def _refusal(status: HTTPStatus, reason: str = "") -> HttpResponse:
 async def permitted_tenant(request: HttpRequest, stream_id: str, *, permission: str) -> str | None:
     """Return the tenant whose stream the request may read, or ``None`` if access is denied.
 
-    ``True`` allows the tenant ``""``, a text that is not empty allows the tenant of that name. Every other
-    answer denies access. An empty text denies it because a user without a tenant must not get the tenant
-    ``""``.
+    ``True`` allows the tenant ``""``, and a string that is not empty allows the tenant of that name. Any
+    other answer denies access. An empty string denies it, because a user without a tenant must not get the
+    tenant ``""``.
     """
     function = import_string(permission)
     if iscoroutinefunction(function):
         answer = await function(request, stream_id)
     else:
-        # In the thread of the request's middleware.
+        # This runs in the thread of the request's middleware.
         answer = await sync_to_async(function, thread_sensitive=True)(request, stream_id)
     if answer is True:
         return ""
@@ -187,9 +187,9 @@ def _close_connections() -> None:
 
 
 async def _events_of(reader: ResumableReader, *, heartbeat: float) -> AsyncGenerator[bytes, None]:
-    """Yield an event per chunk, a comment after every ``heartbeat`` seconds without one, and the last event.
-    A response that reaches its longest duration, or cannot read the database, ends without a last event, so
-    the browser reconnects and resumes.
+    """Yield an event for each chunk, a comment after every ``heartbeat`` seconds without one, and the last
+    event. A response that reaches its maximum duration, or cannot read the database, ends without a last
+    event, so that the browser reconnects and resumes.
     """
     yield _BEGINNING
     length = 0

@@ -1,4 +1,4 @@
-"""Readers that wait for a change, and the means by which any thread wakes them."""
+"""Readers that wait for a change, and the mechanism by which any thread wakes them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Watch:
     """A handle with which one reader in one event loop reads a stream and waits for changes. The reader must
     close it.
 
-    ``run`` runs the query of a key. ``interval`` is the time between two polls, in seconds; ``seen`` is the
-    head that the reader has seen.
+    ``run`` executes the query of a key. ``interval`` is the time between two polls, in seconds; ``seen`` is
+    the head that the reader has seen.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Watch:
 
     async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
         """Run a query. Readers that wait for a query with the same key may share its result."""
-        # Cleared before the query, so that the reader does not miss a later change.
+        # It is cleared before the query, so that the reader does not miss a later change.
         self._event.clear()
         result: R = await self._run(key, query)
         return result
@@ -57,7 +57,7 @@ class Watch:
         return True
 
     def wake(self) -> None:
-        """Callable from any thread."""
+        """It can be called from any thread."""
         if self._event.is_set():
             return
         try:
@@ -73,7 +73,7 @@ class Watch:
 
 
 class Watches:
-    """The watches of readers by the key of their stream. Callable from any thread."""
+    """The watches of readers by the key of their stream. It can be used from any thread."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()

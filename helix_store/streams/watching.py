@@ -1,4 +1,4 @@
-"""Readers of streams in the database. For all readers of a process, a few threads run their queries, and one
+"""Readers of streams in the database. For all readers of a process, a few threads run the queries, and one
 thread polls for changes.
 """
 
@@ -33,7 +33,7 @@ R = TypeVar("R")
 _KEYS_PER_QUERY: Final = 500
 _READING_THREADS: Final = 4
 _LINGER_SECONDS: Final = 1.0
-"""The time for which the threads of streams keep their connections without a reader."""
+"""The time for which the threads of streams keep their connections when there are no readers."""
 
 _logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 async def watch_stream(db: Database, interval: float) -> Watch:
     """Start watching a stream; ``interval`` is the time between two polls, in seconds.
 
-    Inside the caller's transaction, only the caller's thread sees its uncommitted chunks.
+    Inside a transaction of the caller, only the caller's thread sees its uncommitted chunks.
     """
     if await in_thread(lambda: db.connection.in_atomic_block):
         return _WatchInTransaction(interval)
@@ -134,7 +134,7 @@ class ReaderPool:
             connections.close_all()
 
     def _next(self) -> _Query | None:
-        """Wait for a query. Return ``None`` to end the thread, if no query has run for a while."""
+        """Wait for a query. Return ``None`` to end the thread if no query has run for a while."""
         with self._changed:
             while not self._waiting:
                 is_woken = self._changed.wait(self._linger_seconds)
@@ -152,7 +152,7 @@ _pool: Final = PerProcess(ReaderPool)
 
 
 class _Poller(Watches):
-    """The watches of one database, the thread that polls for them, and the listener."""
+    """The watches on one database, the thread that polls for them, and the listener."""
 
     def __init__(self, alias: str) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class _Poller(Watches):
         super().remove(key, watch)
         with self._mutex:
             self._intervals[watch.interval] -= 1
-            # Drop the intervals that no watch uses.
+            # Drop the intervals that no watch uses any more.
             self._intervals = +self._intervals
         self._intervals_changed.set()
 

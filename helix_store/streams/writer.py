@@ -40,10 +40,10 @@ def append_chunks(
 class StreamWriter:
     """Writes chunks to one stream; several writers may share a stream.
 
-    It has the stream's lease, which every write and `heartbeat` renews: `prune_streams` fails a stream whose
-    lease has expired. As an asynchronous context manager it renews the lease in the background. An error
-    inside the block leaves the lease to expire, so that readers are notified unless another writer continues.
-    Source: the stream manager of the in-memory store document.
+    It holds the stream's lease, which every write and `heartbeat` renews: `prune_streams` marks a stream
+    whose lease has expired as failed. As an asynchronous context manager it renews the lease in the
+    background. If an error occurs inside the block, the lease is left to expire, so that readers are notified
+    unless another writer continues. Source: the stream manager of the in-memory store document.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class StreamWriter:
     async def write_many(self, chunks: Iterable[dict[str, Any]]) -> int:
         """Store chunks in this order, all or none, and return the sequence of the last one.
 
-        One statement. Without chunks it writes nothing and returns the last sequence of the stream. Raises
+        One statement. Without chunks, it writes nothing and returns the last sequence of the stream. Raises
         the errors of `write`.
         """
         texts = encode_chunks(chunks, self._limits)
@@ -105,7 +105,7 @@ class StreamWriter:
             await self.close()
         else:
             await self._stop_renewing()
-            # The lease expires, and then prune_streams fails the stream.
+            # The lease will expire, and then prune_streams marks the stream as failed.
             self._is_closed, self._has_lease = True, False
 
     async def _renew_often(self) -> None:

@@ -1,1 +1,1 @@
-"""The usage ledger: entries, prices and roll-ups."""
+"""The usage ledger: entries, prices and rollups."""

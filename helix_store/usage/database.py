@@ -71,7 +71,7 @@ _FIELDS: Final = {
     "custom_name": "name",
     "custom_unit": "unit",
 }
-"""The columns that hold a field of an entry, and the name of the field."""
+"""The columns that store a field of an entry, and the name of that field."""
 
 _ENTRY_COLUMNS: Final = tuple(
     field.attname
@@ -81,14 +81,14 @@ _ENTRY_COLUMNS: Final = tuple(
 
 
 class DatabaseUsage(DatabaseOperations):
-    """The back end in a database. Arguments have already been checked, and entries have ids and costs.
+    """The database back end. Arguments have already been checked, and entries have ids and costs.
 
     The entries of a session id belong to the existing session, or are the kept entries of a deleted one.
     """
 
     def __init__(self, db: Database) -> None:
         super().__init__(db)
-        self._counts = False  # true once the tenant was found to have budgets
+        self._counts = False  # True once the tenant has been found to have budgets
 
     def record(self, entries: Sequence[UsageEntry]) -> None:
         """Record all entries or none; entries with a known id are skipped. Raises `SessionNotFound`."""
@@ -104,7 +104,7 @@ class DatabaseUsage(DatabaseOperations):
             if not call.write(statement, parameters):
                 self._record_all(entries)
 
-        # A known entry is not recorded twice.
+        # An entry with a known id is not recorded twice.
         self.db.committed_once(record, record, operation_id=lambda: entry.id)
 
     @writes
@@ -126,7 +126,7 @@ class DatabaseUsage(DatabaseOperations):
             )
 
     def _kept_sessions(self, entries: Sequence[UsageEntry]) -> dict[str, tuple[Spender, dict[str, Any]]]:
-        """Return the spender, and the columns that entries copy from their sessions, by session id.
+        """Return the spender of each session, and the columns that entries copy from it, by session id.
 
         The sessions cannot be deleted until the commit. Raises `SessionNotFound`.
         """
@@ -147,7 +147,7 @@ class DatabaseUsage(DatabaseOperations):
     def select(
         self, session_id: str, kinds: KindFilter, steps: StepFilter, *, limit: int | None, offset: int
     ) -> list[UsageEntry]:
-        """Return the entries of a session by timestamp, then in the order of recording."""
+        """Return the entries of a session, ordered by timestamp and then by the order of recording."""
         first, last = steps
         rows = _narrowed(
             self._of_session(session_id), kind__in=kinds, step_count__gte=first, step_count__lte=last
@@ -217,7 +217,7 @@ class DatabaseUsage(DatabaseOperations):
 
     @writes
     def delete(self, session_id: str) -> int:
-        """Delete all entries of the id, kept entries included, and return their number."""
+        """Delete all entries with this session id, including kept ones, and return their number."""
         count = delete_usage(self.db, self._kept(session_id))
         key = self._key(session_id)
         if key is not None:

@@ -45,7 +45,7 @@ def checked_entry(entry: UsageEntry | AnyUsageEntry, path: str = "") -> UsageEnt
 
 
 def plain_amount(amount: float) -> int | float:
-    """Return an amount as a read would: a whole amount as ``int``."""
+    """Return an amount in the form in which it would be read: a whole amount is an ``int``."""
     return int(amount) if amount <= MAX_EXACT_AMOUNT and amount == int(amount) else float(amount)
 
 
@@ -72,7 +72,7 @@ def _amount(value: Any, name: str) -> int | float:
 
 
 def checked_cost(value: Any, name: str) -> Decimal | None:
-    """Return a cost, rounded to the stored decimal places. A float stands for its shortest decimal form."""
+    """Return a cost, rounded to the stored decimal places. For a float, its shortest decimal form counts."""
     if value is None:
         return None
     if type(value) not in (Decimal, int, float, str):
@@ -130,7 +130,7 @@ _ALL_OWN_FIELDS: Final = frozenset(name for own_fields in _OWN_FIELDS.values() f
 
 
 def priced(entry: UsageEntry) -> UsageEntry:
-    """Return a checked entry with the cost of its tokens, unless it has a cost or their price is unknown."""
+    """Return a checked entry with the cost of its tokens, unless it has a cost or the price is unknown."""
     if entry.cost_usd is not None or entry.model is None or entry.tokens is None:
         return entry
     at = validation.milliseconds_to_datetime(entry.timestamp)
@@ -140,7 +140,7 @@ def priced(entry: UsageEntry) -> UsageEntry:
 def token_cost(model: str, tokens: TokenCounts, at: datetime) -> Decimal | None:
     """Return the cost in dollars at the price of that time, or ``None`` if it is unknown: for an unknown
     model, for a total without prompt and completion tokens, and for more cached tokens than prompt tokens. A
-    model may contain its provider before a slash or colon (``openai/gpt-4o``).
+    model may begin with its provider, followed by a slash or colon (``openai/gpt-4o``).
     """
     library = _library()
     if library is None or (tokens.total and not tokens.prompt and not tokens.completion):
@@ -167,7 +167,7 @@ def token_cost(model: str, tokens: TokenCounts, at: datetime) -> Decimal | None:
 
 @cache
 def _library() -> ModuleType | None:
-    # Imported on first use: the import takes 0.2 seconds, and most processes record no usage.
+    # It is imported on first use, because the import takes 0.2 seconds and most processes record no usage.
     try:
         return import_module("genai_prices")
     except ImportError:

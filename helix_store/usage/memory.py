@@ -50,7 +50,7 @@ class UsageLedger(MemoryTable):
     _recorded: int = 0
 
     def add(self, entry: UsageEntry, spender: Spender) -> None:
-        """Record an entry, unless its id is known."""
+        """Record an entry unless its id is known."""
         entry_id = str(entry.id)
         if entry_id in self._ids:
             return
@@ -80,14 +80,14 @@ class UsageLedger(MemoryTable):
         self._ids.clear()
 
     def delete(self, session_id: str) -> int:
-        """Delete all entries of a session id, kept entries included, and return their number."""
+        """Delete all entries with a session id, including kept ones, and return their number."""
         entries = [*self.current.pop(session_id, ()), *self.kept.pop(session_id, ())]
         self._ids.difference_update(str(stored.entry.id) for stored in entries)
         return len(entries)
 
 
 class MemoryUsage:
-    """The back end in memory; see `DatabaseUsage` for its operations."""
+    """The in-memory back end; see `DatabaseUsage` for its operations."""
 
     def __init__(self, scope: TenantScope, *, knows_sessions: bool) -> None:
         self._scope = scope

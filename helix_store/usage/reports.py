@@ -1,4 +1,4 @@
-"""Reports over the usage of one tenant or of all tenants, for commands and the admin."""
+"""Reports on the usage of one tenant or of all tenants, for commands and the admin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from helix_store.usage.rules import TOKEN_FIELDS, token_counts
 _FORMULA_STARTS: Final = ("=", "+", "-", "@")
 
 ENTRIES_READ: Final = 1_000
-"""The number of entries of one session that are added up."""
+"""The maximum number of entries of one session that are added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ def usage_report(
     zone: ZoneInfo | str = "UTC",
     limit: int | None = None,
 ) -> UsageReport:
-    """Add up the usage of each group, and of all groups.
+    """Add up the usage of each group and of all groups together.
 
     ``by`` is ``session``, ``tree``, ``model``, ``agent_type``, ``user`` or ``day``. ``tenant=None`` means
-    every tenant. Filters are combined with AND; ``agent_type`` and ``user_id`` are the session's at the time
-    of recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``zone`` decides where a day begins.
-    The groups with the highest costs come first; days are in order. ``limit`` returns only that many of the
-    highest groups, or of the last days. Every entry is in one group. Entries of a deleted session are in the
-    group of their session id, which is also their tree. One statement; the database computes the sums. Raises
-    `InvalidQuery`.
+    every tenant. Filters are combined with AND; ``agent_type`` and ``user_id`` are those of the session at
+    the time of recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``zone`` is the time zone
+    that determines where a day begins. The groups with the highest costs come first; days are in order.
+    ``limit`` restricts the result to that many of the highest groups, or of the last days. Every entry
+    belongs to exactly one group. Entries of a deleted session belong to the group of their session id, which
+    is also their tree. Takes one statement; the database computes the sums. Raises `InvalidQuery`.
     """
     conf.require_usable_prefix()
     grouping = validation.query_enum(UsageReportGrouping, by, "by")
@@ -83,13 +83,13 @@ def usage_report(
     }
     db = Database(using, "", None)
     statement = sql.report(grouping, tuple(filters))
-    # Not prepared, because the number of entries that a filter selects depends on its values.
+    # This is not prepared, because the number of entries that a filter selects depends on its values.
     return _report(grouping, db.query(lambda: db.execute(statement, filters | rest)))
 
 
 def session_totals(keys: Sequence[int], *, using: str) -> dict[int, SessionTotal]:
-    """Return the usage of sessions without their sub-agents, by the keys of their rows. One statement, which
-    reads a bounded number of entries for each.
+    """Return the usage of sessions without their sub-agents, by the keys of their rows. Takes one statement,
+    which reads a bounded number of entries for each session.
     """
     db = Database(using, "")
     rows = db.read(sql.totals_of_sessions(ENTRIES_READ), {"keys": list_parameter(db, keys)})
@@ -114,9 +114,9 @@ def unpriced_entries(session_id: str, *, using: str | None = None, tenant: str =
 
 
 def csv_rows(report: UsageReport) -> Iterator[list[str]]:
-    """Yield the names of the columns, then a row for each group, as text. Costs are exact.
+    """Yield the names of the columns, followed by a row for each group, as text. Costs are exact.
 
-    A stored text that a spreadsheet would treat as a formula gets an apostrophe in front.
+    Stored text that a spreadsheet would treat as a formula gets a leading apostrophe.
     """
     counts = ("entry_count", "tool_calls", "unpriced")
     yield [

@@ -1,5 +1,5 @@
-"""The queries of a back end, and the sums of rollups and time series. A database passes sums of many entries;
-the in-memory store passes single entries.
+"""The queries of a back end, and the sums of rollups and time series. A database passes sums of many entries,
+whereas the in-memory store passes single entries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from helix_store.core.usage import (
 from helix_store.usage.entries import plain_amount
 
 KindFilter = Sequence[UsageKind] | None
-"""Kinds in order; ``None`` means all."""
+"""The kinds in order; ``None`` means all."""
 StepFilter = tuple[int | None, int | None]
 """The first and the last step, both inclusive; ``None`` means no bound."""
 
@@ -40,8 +40,8 @@ def token_counts(counts: Iterable[int]) -> TokenCounts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
     """A page of entries. Filters are combined with AND; ``None`` means no filter. ``agent_type`` and
-    ``user_id`` belong to the session. ``date_from`` is inclusive, ``date_to`` is exclusive. ``after`` is the
-    timestamp and the ordinal of the last entry of the previous page.
+    ``user_id`` are those of the session. ``date_from`` is inclusive, ``date_to`` is exclusive. ``after`` is
+    the timestamp and the ordinal of the last entry of the previous page.
     """
 
     agent_type: str | None = None
@@ -59,7 +59,7 @@ class UsageQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSum:
-    """The sum of entries of one kind, name and custom name. Costs are whole units, see `cost_units`.
+    """The sum of entries of one kind, name and custom name. Costs are whole units; see `cost_units`.
 
     ``name`` is the model, the tool, the agent type or the custom type, depending on the kind.
     """

@@ -45,12 +45,12 @@ SESSION_COLUMNS: Final = {
 _TOKENS: Final = tuple(f"{name}_tokens" for name in TOKEN_FIELDS)
 SUMMED: Final = ("duration_ms", "cost_usd", *_TOKENS)
 
-# The number of parameters that SQLite has allowed since 3.32, unless it is built with another limit.
+# SQLite has allowed this number of parameters since 3.32, unless it is built with a different limit.
 _SQLITE_PARAMETERS: Final = 32_766
 ROWS_PER_STATEMENT: Final = min(1_000, _SQLITE_PARAMETERS // len(COLUMNS))
 
-# Prevents the deletion of a session until the commit, and does not wait for its steps. Without this lock a
-# concurrent deletion would fail the commit with a broken foreign key.
+# This prevents the deletion of a session until the commit, but does not wait for its steps. Without this lock
+# a concurrent deletion would fail the commit with a broken foreign key.
 _KEEP: Final = "FOR KEY SHARE"
 _UNLESS_KNOWN: Final = "ON CONFLICT (tenant, entry_id) DO NOTHING"
 
@@ -63,8 +63,8 @@ def _names(columns: Iterable[str]) -> str:
 def insert_entry(columns: tuple[str, ...], *, counts: bool) -> Statement:
     """Insert an entry of the session ``recorded_for``; return no row for a known id or an unknown session.
 
-    An entry of a tenant with budgets is inserted only by a statement that ``counts``, which also changes its
-    counters. Only PostgreSQL has such a statement. Without budgets, it takes 1.1 times as long.
+    An entry of a tenant with budgets is inserted only by a statement that ``counts``, that is, which also
+    changes the counters. Only PostgreSQL has such a statement. Without budgets, it takes 1.1 times as long.
     """
     insert = f"INSERT INTO {table(UsageRow)} ({_names((*SESSION_COLUMNS, *columns))})"
     copied = ", ".join(SESSION_COLUMNS.values())
@@ -128,7 +128,7 @@ def _sums(postgresql: str, sqlite: str | None = None) -> Statement:
     These three columns are followed by the number of entries, the number of successes, the sum of amounts,
     and the sums of `SUMMED`, for `summed`.
     """
-    # All names in one column: with more grouping columns PostgreSQL estimates too many groups, and sorts
+    # All names are in one column: with more grouping columns PostgreSQL estimates too many groups, and sorts
     # where it could hash.
     of_postgresql, of_sqlite = zip(*map(exact_sum, SUMMED), strict=True)
 
@@ -155,7 +155,7 @@ SUMS_OF_KEPT: Final = _sums(
 @lru_cache(4)
 def totals_of_sessions(most: int) -> Statement:
     """Return the key of each session with the number and the sums of its entries, of at most one more than
-    ``most`` entries. On SQLite, the three are one text.
+    ``most`` entries. On SQLite, these three are one text.
     """
 
     def read(columns: str, key: str) -> str:
@@ -165,7 +165,7 @@ def totals_of_sessions(most: int) -> Statement:
 
     tokens, tokens_sqlite = exact_sum("total_tokens")
     cost, cost_sqlite = exact_sum("cost_usd")
-    # A single text, because SQLite would read the entries again for each value.
+    # It is a single text, because SQLite would read the entries again for each value.
     sums = f"count(*) || ';' || coalesce({tokens_sqlite}, '0 0') || ';' || coalesce({cost_sqlite}, '0 0')"
     return Statement(
         f"""SELECT keys.value, sums.* FROM unnest(%(keys)s::bigint[]) AS keys(value),
@@ -209,9 +209,9 @@ _GROUPS: Final = {
 def report(by: UsageReportGrouping, filters: tuple[str, ...]) -> Statement:
     """Return the groups with the highest costs, or the last days, and the sums of all groups.
 
-    ``filters`` are names of `REPORT_FILTERS`. Columns: the number of groups, the tenant, the group, whether
-    it was deleted, the number of entries, of tool calls and of entries without a price, and the sums of
-    `REPORTED`, for `summed`. The number of groups is not null in the row with the sums of all groups.
+    ``filters`` are names of `REPORT_FILTERS`. The columns are the number of groups, the tenant, the group,
+    whether it was deleted, the number of entries, of tool calls and of entries without a price, and the sums
+    of `REPORTED`, for `summed`. The number of groups is not null in the row with the sums of all groups.
     """
     conditions = [REPORT_FILTERS[name] for name in filters]
     if conditions and "tenant" not in filters:

@@ -34,7 +34,7 @@ Kinds = UsageKind | str | Collection[UsageKind | str]
 
 
 class UsageStoreBase:
-    """The usage store of the contract; a subclass provides the back end."""
+    """The usage store of the contract; subclasses provide the back end."""
 
     def __init__(self, backend: DatabaseUsage | MemoryUsage, *, tenant: str) -> None:
         self._backend = backend
@@ -46,15 +46,15 @@ class UsageStoreBase:
         """Record one entry and return its id.
 
         Tokens without a ``cost_usd`` are priced if the extra ``prices`` is installed and knows the model.
-        Joins the caller's transaction. Waits for a deletion of the session, but not for its steps. Raises
-        `InvalidPayload` and `SessionNotFound`, and then stores nothing. Safe to repeat with an ``id``: an
-        entry with a known id is not recorded.
+        Joins the caller's transaction. It waits for a deletion of the session, but not for its steps. Raises
+        `InvalidPayload` and `SessionNotFound`, in which case nothing is stored. Safe to repeat with an
+        ``id``: an entry with a known id is not recorded.
         """
         (entry_id,) = self._record([priced(checked_entry(entry))])
         return entry_id
 
     def record_entries(self, entries: Iterable[UsageEntry | AnyUsageEntry]) -> list[str]:
-        """Record all entries or none, and return their ids in order; otherwise like `record_entry`."""
+        """Record all entries or none, and return their ids in order; the rest is as for `record_entry`."""
         given = enumerate(validation.items(entries, "entries"))
         return self._record([priced(checked_entry(entry, path=f"entries/{index}")) for index, entry in given])
 
@@ -74,7 +74,7 @@ class UsageStoreBase:
         limit: int | None = None,
         offset: int = 0,
     ) -> list[UsageEntry]:
-        """Return a session's entries by timestamp, then by recording order; ``limit=None`` returns all.
+        """Return a session's entries by timestamp and then by recording order; ``limit=None`` returns all.
 
         ``step_range`` is the first and the last step, both inclusive; each may be ``None``. For a deleted
         session the result is its kept entries; for an unknown session it is empty.
@@ -105,7 +105,7 @@ class UsageStoreBase:
     def delete(self, session_id: str) -> int:
         """Delete all entries of a session id and return their number.
 
-        Entries that were kept of a deleted session with this id are also deleted. One transaction; safe to
+        This includes entries that were kept from a deleted session with the same id. One transaction; safe to
         repeat.
         """
         return self._backend.delete(validation.identifier(session_id, "session_id"))
@@ -127,9 +127,9 @@ class UsageStoreBase:
         cursor: str | None = None,
         count: bool = True,
     ) -> UsagePage:
-        """Return a page of entries of all sessions, kept entries included, by timestamp.
+        """Return a page of the entries of all sessions, including kept entries, by timestamp.
 
-        Filters are combined with AND. ``agent_type`` and ``user_id`` are the session's at the time of
+        Filters are combined with AND. ``agent_type`` and ``user_id`` are those of the session at the time of
         recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``limit`` is 1 to 200; a larger one
         means 200. For the next page pass ``next_cursor`` as ``cursor`` with the same filters. Raises
         `InvalidCursor` for any other cursor, and `InvalidQuery` for an invalid query.
@@ -159,7 +159,7 @@ class UsageStoreBase:
         date_to: Timestamp,
         agent_type: str | None = None,
     ) -> list[UsageBucket]:
-        """Return sums per ``hour``, ``day``, ``week`` or ``month`` in UTC, ordered by start, then group.
+        """Return sums per ``hour``, ``day``, ``week`` or ``month`` in UTC, ordered by start, then by group.
 
         ``group_by`` is ``model``, ``agent_type``, ``user_id`` or ``kind``. Each entry from ``date_from``
         inclusive to ``date_to`` exclusive is in one bucket. Buckets without entries are left out. The
@@ -211,8 +211,8 @@ class UsageStoreBase:
 class DatabaseUsageStore(UsageStoreBase):
     """The usage ledger in a Django database: one row for each entry, summed by queries.
 
-    Pass the ``using`` and ``tenant`` of the state store with the sessions. Entries are deleted with their
-    session, except with ``keep_usage``. There is no counter row, so recordings do not wait for each other.
+    Pass the ``using`` and ``tenant`` of the state store that has the sessions. Entries are deleted with their
+    session unless ``keep_usage`` is set. There is no counter row, so recordings do not wait for each other.
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
@@ -222,10 +222,10 @@ class DatabaseUsageStore(UsageStoreBase):
 
 
 class InMemoryUsageStore(UsageStoreBase):
-    """The usage ledger in one process; for tests and trials.
+    """The usage ledger in one process; for tests and experiments.
 
-    With the ``world`` of an `InMemoryStateStore` it has the contract of the database store: an entry of an
-    unknown session is refused. Without a ``world`` it accepts entries of any session, finds sub-agents by
+    With the ``world`` of an `InMemoryStateStore`, it follows the contract of the database store: an entry for
+    an unknown session is refused. Without a ``world`` it accepts entries of any session, finds sub-agents by
     the entries of kind ``subagent``, and reads the agent type from a source of type ``agent``.
     """
 

@@ -1,4 +1,4 @@
-"""Graph checkpoints: one per wave of nodes, numbered within each namespace; and forks."""
+"""Graph checkpoints, one per wave of nodes and numbered within each namespace, and forks."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class GraphCheckpoints(DatabaseOperations):
     ) -> GraphCheckpoint:
         """Store the progress of a graph and return the stored checkpoint.
 
-        One transaction under the session's lock. Without a ``version`` it takes the next free one of its
-        namespace, so a graph may run and resume any number of times. ``node_results`` has a dict with a
-        ``status`` for each node id; typed values are kept. It updates the session's ``updated_at`` and does
-        not change its version. Raises `SessionNotFound`, `ConflictError` for a version in use,
-        `CheckpointNotFound` for a parent that is not in the session, `InvalidPayload`, `LimitExceeded` and
-        `FencedOutError`. A repeat without a version stores a second checkpoint.
+        One transaction under the session's lock. Without a ``version``, the checkpoint takes the next free
+        one of its namespace, so a graph may run and resume any number of times. ``node_results`` has a dict
+        with a ``status`` for each node id; typed values are kept. The call updates the session's
+        ``updated_at`` and does not change its version. Raises `SessionNotFound`, `ConflictError` for a
+        version in use, `CheckpointNotFound` for a parent that is not in the session, `InvalidPayload`,
+        `LimitExceeded` and `FencedOutError`. A repeat without a version stores a second checkpoint.
         """
         validation.identifier(session_id, "session_id")
         if version is not None:
@@ -188,11 +188,11 @@ class GraphCheckpoints(DatabaseOperations):
     ) -> GraphSession:
         """Start a new session from a checkpoint and return it.
 
-        The fork has the messages up to the checkpoint, with their times, and a copy of the checkpoint with
-        the original as its parent and ``fork`` as its source. ``with_history=True`` also copies the
+        The fork contains the messages up to the checkpoint, with their times, and a copy of the checkpoint
+        whose parent is the original and whose source is ``fork``. ``with_history=True`` also copies the
         checkpoints that were saved before it, in all namespaces, except later versions of its own namespace.
         One transaction under the session's lock, six statements for a history of any length. A fork stays
-        complete when the original is deleted. Raises `CheckpointNotFound`. A repeat makes a second fork.
+        complete if the original is deleted. Raises `CheckpointNotFound`. A repeat creates a second fork.
         """
         validation.identifier(checkpoint_id, "checkpoint_id")
         statement = sql.COPY_HISTORY if with_history else sql.COPY_CHECKPOINT
@@ -267,7 +267,7 @@ class GraphCheckpoints(DatabaseOperations):
 
 
 def latest_checkpoint(db: Database, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
-    """Return the checkpoint with the highest version, of one namespace or of all. One query."""
+    """Return the checkpoint with the highest version, in one namespace or in all of them. One query."""
     row = first_row(_newest_first(db, session_id, namespace).values(*CHECKPOINT_COLUMNS))
     return None if row is None else read_checkpoint(row, session_id).readable()
 

@@ -1,4 +1,4 @@
-"""Messages of graph sessions. Each caller gets the rows it wrote; pages lose no message."""
+"""Messages of graph sessions. Each caller gets back the rows that it wrote, and paging skips no message."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ class GraphMessages(DatabaseOperations):
     def get_messages(
         self, session_id: str, *, before: int | datetime | None = None, limit: int | None = None
     ) -> list[StoredMessage]:
-        """Return the newest ``limit`` messages before a message id or a time, oldest first; by default all.
+        """Return the newest ``limit`` messages before a message id or a time, oldest first; by default, all.
 
-        ``before`` of the previous page is the id of the first message of this one. A message that cannot be
-        read is in the list, and raises `IntegrityFault` when its content is read. Raises `SessionNotFound`
+        For the next page, pass the id of the first message of this page as ``before``. A message that cannot
+        be read is in the list, and raises `IntegrityFault` when its content is read. Raises `SessionNotFound`
         and `InvalidQuery`.
         """
         validation.identifier(session_id, "session_id")
@@ -140,7 +140,7 @@ def newest_messages(
     """Return the newest messages before an id or a time, oldest first. One query."""
     rows: QuerySet[Message] = Message.objects.using(db.alias).filter(session_id=pk_of(db, session_id))
     if limit is not None:
-        # Numbers have no gaps, so a page is a range of numbers, which every plan finds by an index.
+        # Numbers have no gaps, so a page is a range of numbers, which every query plan finds by an index.
         last = _last_number(db, session_id, rows, before)
         rows = rows.filter(sequence__lte=last, sequence__gt=last - limit)
     elif isinstance(before, datetime):
@@ -154,13 +154,13 @@ def newest_messages(
 def _last_number(
     db: Database, session_id: str, rows: QuerySet[Message], before: int | datetime | None
 ) -> Combinable:
-    """Return the number of the newest message before an id or a time."""
+    """Return the number of the newest message before a message id or a time."""
     if before is None:
         return Subquery(session_with_id(db, session_id).values("message_count"))
     newest_first = rows.order_by("-sequence").values("sequence")
     if isinstance(before, datetime):
         return Subquery(newest_first.filter(created_at__lt=before)[:1])
-    # The id of another session's message is also a position, which takes longer to find.
+    # The id of a message of another session is also a position, but takes longer to find.
     own = Subquery(rows.filter(pk=before).values("sequence"))
     return Coalesce(own - 1, Subquery(newest_first.filter(pk__lt=before)[:1]))
 

@@ -64,7 +64,7 @@ def new_session(
     metadata: dict[Any, Any] | None,
     limits: Limits,
 ) -> NewSession:
-    """Return a graph session as it is created. Raises `InvalidPayload` and `LimitExceeded`."""
+    """Return a graph session in its initial form. Raises `InvalidPayload` and `LimitExceeded`."""
     typed_metadata = encode_metadata(metadata, limits)
     state = SessionState(
         session_id=session_id,
@@ -111,7 +111,7 @@ def encode_message(message: Mapping[str, Any], limits: Limits) -> EncodedMessage
 
 
 def _checked_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return the fields of a message that are given."""
+    """Return only the fields of a message that are set."""
     role = message.get("role")
     if type(role) is not str or role not in MESSAGE_ROLES:
         raise InvalidPayload(path=f"{path}/role", reason=f"expected one of {', '.join(MESSAGE_ROLES)}")

@@ -1,4 +1,4 @@
-"""The SQL of forks, with one statement that copies messages and one that copies checkpoints."""
+"""The SQL of forks: one statement copies messages, and one copies checkpoints."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _ALL_UP_TO_THIS_ONE: Final = """{row}.kind = 'graph' AND {row}.id <= %(forked)s
 
 
 def _copy(is_copied: str) -> Statement:
-    """Return the statement that copies checkpoints. A copy's id is a prefix and the original's key, so the
-    same statement can translate the ids of parents. The forked checkpoint has the original as its parent. A
-    parent that is not copied stays unchanged.
+    """Return the statement that copies checkpoints. The id of a copy is a prefix and the original's key, so
+    the same statement can translate the ids of parents. The forked checkpoint has the original as its parent.
+    A parent that is not copied stays unchanged.
     """
     text = f"""
         INSERT INTO {table(Checkpoint)} (
@@ -54,7 +54,7 @@ def _copy(is_copied: str) -> Statement:
         ORDER BY original.id"""
 
     def with_digits(digits: str) -> str:
-        """Return the text with the last 12 digits of a UUID, from the keys of the rows."""
+        """Return the text that computes the last 12 digits of a UUID from the keys of the rows."""
         return text.format(
             original_digits=digits.format("original.id & 281474976710655"),
             parent_digits=digits.format("parent.id & 281474976710655"),

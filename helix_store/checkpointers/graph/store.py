@@ -1,4 +1,4 @@
-"""The graph checkpoint store, with its calls for sessions. Their lists never read a history."""
+"""The graph checkpoint store, with its calls for sessions. Lists of sessions never read a history."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
         directory: str | Unset | None = UNSET,
         workspace_id: str | Unset | None = UNSET,
     ) -> GraphSession:
-        """Replace the given fields and return the session; ``None`` clears a field, the directory to ``""``.
+        """Replace the given fields and return the session; ``None`` clears a field (the directory: ``""``).
 
         One transaction under the session's lock. Raises `SessionNotFound` and `InvalidPayload`. Safe to
         repeat.
@@ -143,7 +143,7 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
         """List graph sessions, the most recently written first. One query.
 
         An empty workspace id is also a filter; ``None`` means sessions without a workspace. ``limit`` is 1 to
-        200 (above means 200). Raises `InvalidQuery` and `InvalidCursor`.
+        200; larger values mean 200. Raises `InvalidQuery` and `InvalidCursor`.
         """
         return self._page(self._sessions, workspace_id, limit, cursor)
 
@@ -155,8 +155,8 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
         limit: int = 50,
         cursor: str | None = None,
     ) -> GraphPage[GraphSession]:
-        """List sessions with a text in title, directory or id, ignoring case. One query, which reads all
-        graph sessions of the tenant or the workspace, because no index contains the text.
+        """List sessions that contain a text in their title, directory or id, ignoring case. One query, which
+        reads all graph sessions of the tenant or the workspace, because no index contains the text.
         """
         if not validation.text(text, "text", limit=MAX_TITLE_BYTES):
             raise InvalidQuery("The text to search for is empty; list_sessions lists all.", path="text")

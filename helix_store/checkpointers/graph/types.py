@@ -1,8 +1,8 @@
 """Value objects of the graph checkpoint store.
 
-Typed values (`core.typed_json`) come back with value and type, detached from the store. When the stored text
-of a row cannot be read, a list still contains the row with its columns, and reading one of its typed values
-raises `IntegrityFault`.
+Typed values (`core.typed_json`) are returned with the same value and type, detached from the store. When the
+stored text of a row cannot be read, a list still contains the row with its columns, and reading one of its
+typed values raises `IntegrityFault`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ T = TypeVar("T")
 
 
 class _WithTypedValues:
-    """A row whose typed values, the fields that its ``repr`` leaves out, may be unreadable."""
+    """A row whose typed values, the fields that its ``repr`` omits, may be unreadable."""
 
     __slots__ = ()
 
     @classmethod
     def without_typed_values(cls, **columns: Any) -> Self:
-        """Return a row with unreadable text, which has only its columns."""
+        """Return a row with unreadable text, which only has its columns."""
         row = object.__new__(cls)
         for name, value in columns.items():
             object.__setattr__(row, name, value)
@@ -97,7 +97,7 @@ class StoredMessage(_WithTypedValues):
 class GraphCheckpoint(_WithTypedValues):
     """The progress of a graph after one wave of nodes.
 
-    The ``parent_id`` of a fork is the id of the original in another session, even after its deletion.
+    The ``parent_id`` of a fork is the id of the original in the other session, even after that is deleted.
     """
 
     checkpoint_id: str

@@ -37,7 +37,7 @@ _UNGUARDED: Final = Guard()
 
 
 class DatabaseSnapshots(DatabaseOperations):
-    """The back end in a database. Arguments have already been checked. All writes, even claims, lock the
+    """The database back end. Arguments have already been checked. All writes, even claims, lock the
     session's row first.
     """
 
@@ -68,7 +68,7 @@ class DatabaseSnapshots(DatabaseOperations):
             except IntegrityError as exc:
                 if not is_unique_violation(exc):
                     raise
-            # The thread is new, another write has changed it, or it already has this id.
+            # The thread is new, another write has changed it, or it already has a snapshot with this id.
             self._put(thread_id, recorded, guard)
 
         def look_first(call: Call) -> None:
@@ -160,7 +160,7 @@ class DatabaseSnapshots(DatabaseOperations):
     def claim(
         self, thread_id: str, checkpoint_id: str | None, *, owner: str, ttl_ms: int
     ) -> ClaimTerm | None:
-        """Return a term on a snapshot that is neither claimed nor done, or ``None``."""
+        """Return a term on a snapshot that is neither claimed nor resumed, or ``None``."""
         rows = self._in_locked_thread(
             thread_id,
             sql.CLAIM_NEWEST if checkpoint_id is None else sql.CLAIM_ONE,
@@ -179,7 +179,7 @@ class DatabaseSnapshots(DatabaseOperations):
 
     @writes
     def refresh_claim(self, term: ClaimTerm, *, ttl_ms: int) -> datetime | None:
-        """Return the new end of a term that is not over, or ``None``."""
+        """Return the new end of a term that has not expired, or ``None``."""
         rows = self._in_locked_thread(term.thread_id, sql.REFRESH_CLAIM, {**_own(term), "ttl_ms": ttl_ms})
         return as_utc(rows[0][0]) if rows else None
 
@@ -205,7 +205,7 @@ class DatabaseSnapshots(DatabaseOperations):
         )
 
     def _mark_written(self, keys: Collection[int], at: datetime) -> None:
-        """Update the rows of locked sessions, so that `sql.PUT` sees that their snapshots changed."""
+        """Update the rows of locked sessions, so that `sql.PUT` notices that their snapshots have changed."""
         Session.objects.using(self.db.alias).filter(pk__in=keys).update(updated_at=at)
 
 

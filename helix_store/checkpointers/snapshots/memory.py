@@ -28,7 +28,7 @@ from helix_store.sessions.memory.sessions import with_descendants
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A snapshot with the newest claim on it; ``is_done`` means that it was resumed."""
+    """A snapshot with its newest claim; ``is_done`` means that it was resumed."""
 
     meta: CheckpointMeta
     text: str
@@ -41,7 +41,7 @@ class StoredSnapshot:
 
 
 class MemorySnapshots:
-    """The back end in memory; see `DatabaseSnapshots` for its operations."""
+    """The in-memory back end; see `DatabaseSnapshots` for its operations."""
 
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope
@@ -171,7 +171,7 @@ def _new_record(thread_id: str) -> SessionRecord:
 
 
 def _chosen(snapshots: dict[str, StoredSnapshot], checkpoint_id: str | None) -> StoredSnapshot | None:
-    """Return the snapshot of an id, or the newest one."""
+    """Return the snapshot with this id, or the newest one."""
     if checkpoint_id is not None:
         return snapshots.get(checkpoint_id)
     return next(reversed(snapshots.values()), None)

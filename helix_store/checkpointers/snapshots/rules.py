@@ -32,7 +32,7 @@ class CheckpointMeta(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTerm:
-    """The owner of a claimed snapshot, and the end of the term."""
+    """The owner of a claimed snapshot, and the time when the claim expires."""
 
     thread_id: str
     checkpoint_id: str
@@ -66,5 +66,5 @@ def new_thread(thread_id: str) -> NewSession:
 
 
 def optional_count(value: Any, name: str) -> int | None:
-    """Return a whole number from 1, or ``None`` for no bound. Raises `InvalidQuery`."""
+    """Return a whole number of at least 1, or ``None`` for no bound. Raises `InvalidQuery`."""
     return None if value is None else validation.query_number(value, name, minimum=1)

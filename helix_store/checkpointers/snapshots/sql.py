@@ -67,16 +67,16 @@ def _add(key: str, sessions: str) -> str:
 
 
 def _put(*, trims: bool) -> str:
-    """Return a put whose statement locks the thread, without a transaction around it. ``head`` decides, and
-    the other parts take the thread's key from there. A statement that waited for the session's row sees that
-    row as it is after the wait, but all other rows as of its start. Conditions:
+    """Return a put whose single statement locks the thread, without a transaction around it. ``head`` makes
+    the decision, and the other parts take the thread's key from it. A statement that waited for the session's
+    row sees that row as it is after the wait, but all other rows as of its start. Conditions:
 
-    - The thread exists: checked again on the locked row.
-    - The thread has the snapshots that the number and the trim were computed from: every write that adds or
-      deletes a snapshot updates the session's row and changes its ``xmin``. PostgreSQL compares it again on
-      the locked row, while the subselect keeps its original value.
+    - The thread exists: this is checked again on the locked row.
+    - The thread still has the snapshots from which the number and the trimming were computed: every write
+      that adds or deletes a snapshot updates the session's row and changes its ``xmin``. PostgreSQL compares
+      it again on the locked row, while the subselect keeps its original value.
     - ``message_count`` comes from the locked row.
-    - The id is new in the thread: checked by the unique constraint.
+    - The id is new in the thread: the unique constraint checks this.
 
     Claims change neither numbers nor the cap.
     """
@@ -111,7 +111,7 @@ LIST_BEFORE: Final = Statement(f"""
     SELECT {_LISTED} FROM {_CHECKPOINT} WHERE {_OF_THREAD} AND version < %(version)s
     ORDER BY version DESC LIMIT %(limit)s""")
 
-# Claims, on the database's clock and under the lock of the thread
+# Claims use the database's clock and the lock of the thread
 
 _ONE_LOCKED: Final = f"{_OF_LOCKED_THREAD} AND {_WITH_ID}"
 _NEWEST_LOCKED: Final = f"""id = (
@@ -122,7 +122,7 @@ _IS_HELD: Final = f"{_IS_OWN} AND claim_done_at IS NULL AND claim_expires_at > {
 
 
 def _update(assignments: str, condition: str, returning: str) -> Statement:
-    """Return an update in which ``{now}`` is the database's time and ``{end}`` the end of a new term."""
+    """Return an update in which ``{now}`` is the database's time and ``{end}`` is the end of a new term."""
     text = f"UPDATE {_CHECKPOINT} SET {assignments} WHERE {condition} RETURNING {returning}"
     return with_clock(lambda clock: text.format(now=clock.now, end=clock.after("ttl_ms")))
 

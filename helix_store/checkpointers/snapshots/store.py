@@ -31,10 +31,10 @@ SnapshotBackend = DatabaseSnapshots | MemorySnapshots
 
 
 class Claim:
-    """The right to resume one snapshot, for a term on the database's clock.
+    """The right to resume one snapshot for a limited term, measured by the database's clock.
 
-    During the term, and at any time after `done`, a second claim on the snapshot is refused. If a resumer
-    dies, the snapshot becomes available at the end of the term.
+    During the term, and at any time after `done`, a second claim on the snapshot is refused. If the resumer
+    dies, the snapshot becomes available again at the end of the term.
     """
 
     def __init__(self, backend: SnapshotBackend, term: ClaimTerm, *, ttl_ms: int) -> None:
@@ -55,10 +55,10 @@ class Claim:
         return f"<Claim on {self.checkpoint_id} of {self.owner!r}>"
 
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
-        """Restart the term and return its new end; for a resume that takes longer than one term.
+        """Restart the term and return its new end, for a resume that takes longer than one term.
 
-        One transaction under the session's lock. The default ``ttl_ms`` is the claim's. Raises
-        `LockLostError` if the term is over; this resumer must stop. Safe to repeat.
+        One transaction under the session's lock. By default, ``ttl_ms`` is that of the claim. Raises
+        `LockLostError` if the term has expired; this resumer must then stop. Safe to repeat.
         """
         ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         expires_at = self._backend.refresh_claim(self._term, ttl_ms=ttl_ms)
@@ -71,14 +71,14 @@ class Claim:
     def done(self) -> bool:
         """Mark the snapshot as resumed: it cannot be claimed again.
 
-        One transaction under the session's lock; if you call it in the transaction of the side effect, both
-        happen or neither. It also works after the end of the term. Returns ``False`` if the snapshot was
-        claimed again, released or deleted. Safe to repeat.
+        Runs in one transaction under the session's lock; if you call it in the transaction of the side
+        effect, both happen or neither does. It also works after the end of the term. Returns ``False`` if the
+        snapshot was claimed again, released or deleted. Safe to repeat.
         """
         return self._backend.finish_claim(self._term)
 
     def release(self) -> bool:
-        """Make the snapshot available again; return ``False`` if the term was over.
+        """Make the snapshot available again; return ``False`` if the term had expired.
 
         One transaction under the session's lock. Safe to repeat.
         """
@@ -90,10 +90,10 @@ class Claim:
 
 
 class SnapshotCheckpointerBase:
-    """The snapshot checkpointer of the contract; a subclass supplies the back end.
+    """The snapshot checkpointer of the contract; subclasses supply the back end.
 
     A thread is the session with the same id, and the first `put` creates it. An agent with a session in a
-    state store may keep its snapshots there. Ids come from ``id_factory``; order never depends on them.
+    state store may keep its snapshots there. Ids come from ``id_factory``; the order never depends on them.
     Source: the snapshot checkpointer document.
     """
 
@@ -118,7 +118,7 @@ class SnapshotCheckpointerBase:
         One transaction under the session's lock, which also deletes the oldest snapshots beyond the cap. It
         updates the session's ``updated_at`` and does not change its version. Raises `InvalidPayload` unless
         ``snapshot["version"]`` is a whole number from 1, `LimitExceeded` beyond ``max_state_bytes``,
-        `ConflictError` for an id that the thread already has, and `FencedOutError`. A repeat stores another
+        `ConflictError` for an id that the thread already has, and `FencedOutError`. A repeat stores a second
         snapshot.
         """
         validation.identifier(thread_id, "thread_id")
@@ -129,18 +129,18 @@ class SnapshotCheckpointerBase:
         return checkpoint_id
 
     def get(self, thread_id: str, checkpoint_id: str | None = None) -> dict[str, Any] | None:
-        """Return a snapshot, by default the newest, exactly as it was put, or ``None``. One query."""
+        """Return a snapshot, by default the newest, exactly as it was stored, or ``None``. One query."""
         validation.identifier(thread_id, "thread_id")
         return self._backend.get(thread_id, _optional_id(checkpoint_id))
 
     def list(
         self, thread_id: str, *, limit: int | None = None, before: str | None = None
     ) -> builtins.list[CheckpointMeta]:
-        """List the thread's snapshots without their payloads, newest first; empty for an unknown thread.
+        """List the thread's snapshots without their payloads, newest first; an unknown thread has none.
 
-        One query, two with ``before``, which is the id of the last snapshot of the previous page. Raises
-        `CheckpointNotFound` for an id that the thread does not have, such as the id of a deleted snapshot,
-        and `InvalidQuery` for a limit below 1.
+        Takes one query, or two with ``before``, which is the id of the last snapshot of the previous page.
+        Raises `CheckpointNotFound` for an id that the thread does not have, such as the id of a deleted
+        snapshot, and `InvalidQuery` for a limit below 1.
         """
         validation.identifier(thread_id, "thread_id")
         return self._backend.select(
@@ -148,7 +148,7 @@ class SnapshotCheckpointerBase:
         )
 
     def delete(self, thread_id: str, checkpoint_id: str | None = None) -> int:
-        """Delete one snapshot, or without an id all snapshots of the thread, and return their number.
+        """Delete one snapshot, or all snapshots of the thread if no id is given, and return their number.
 
         One transaction under the session's lock; a deletion updates the session's ``updated_at``. Safe to
         repeat.
@@ -174,8 +174,8 @@ class SnapshotCheckpointerBase:
         """Claim one snapshot, by default the newest, to resume it.
 
         One transaction under the session's lock. Returns ``None`` during the term of another claim, after
-        `Claim.done`, and when there is no such snapshot. Side effects that run after the claim run once. The
-        term is ``ttl_ms``, by default ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
+        `Claim.done`, and if there is no such snapshot. Side effects that run after the claim therefore run
+        only once. The term is ``ttl_ms``, by default ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
         """
         validation.identifier(thread_id, "thread_id")
         validation.identifier(owner, "owner")
@@ -215,7 +215,7 @@ class SnapshotCheckpointer(SnapshotCheckpointerBase):
 
 
 class InMemorySnapshotCheckpointer(SnapshotCheckpointerBase):
-    """Snapshots in the memory of this process, with the same contract; for tests and trials.
+    """Snapshots in the memory of this process, with the same contract; for tests and experiments.
 
     With the ``world`` of an `InMemoryStateStore`, its threads are sessions of that store.
     """
@@ -239,5 +239,5 @@ class InMemorySnapshotCheckpointer(SnapshotCheckpointerBase):
 
 
 def _optional_id(checkpoint_id: str | None, name: str = "checkpoint_id") -> str | None:
-    """Return an id or ``None``, but refuse an empty id, which must never mean the newest or all snapshots."""
+    """Return an id or ``None``, but refuse an empty id: it must never mean the newest snapshot, or all."""
     return None if checkpoint_id is None else validation.identifier(checkpoint_id, name)
