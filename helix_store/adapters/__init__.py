@@ -1,5 +1,5 @@
 """The building blocks of adapters, classes that keep the sessions of another framework in this store. They
-are public, so adapters in other packages can use them.
+are public so that adapters in other packages can use them.
 """
 
 from helix_store.adapters.copying import copy_rows

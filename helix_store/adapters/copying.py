@@ -1,4 +1,4 @@
-"""The usual ``branch`` of a registered table: the new session gets a copy of every row."""
+"""The usual ``branch`` of a registered table, which gives the new session a copy of every row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from helix_store.engine.statement import Statement, table
 def copy_rows(model: type[Model], branch: Branch) -> None:
     """Copy all rows of the source to the branch, in one statement.
 
-    The copies keep the order of the rows, and every value except the key and the session.
+    The copies keep the order of the rows and all values except the key and the session.
     """
     fields = [each for each in model._meta.concrete_fields if not each.primary_key]
     columns = {each.attname: f'"{each.column}"' for each in fields}

@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class LockedSession:
-    """A session whose row is locked until the transaction ends, on the database ``alias``.
+    """A session in the database ``alias`` whose row is locked until the transaction ends.
 
     ``key`` is its primary key, for the foreign keys of an adapter's rows. ``is_new`` means that this
     transaction created it.
@@ -47,9 +47,9 @@ class SessionAdapter:
     """The sessions of one framework, in the database ``using`` and one tenant.
 
     ``agent_type`` is the agent type of the sessions that the adapter creates. An adapter may also write to a
-    session that the application created. ``user_id`` and ``fencing_token`` are those of each call that does
-    not pass its own. Every call maps the database's errors, and releases the connection in threads that
-    Django does not manage. If an async write is cancelled, the caller is told after the write has ended.
+    session that the application created. ``user_id`` and ``fencing_token`` apply to each call that does not
+    pass its own. Every call maps the database's errors, and releases the connection in threads that Django
+    does not manage. If an async write is cancelled, the caller is told after the write has ended.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class SessionAdapter:
         ``session.alias``, and must be safe to run again: a transaction that the database aborts because of
         another one is repeated. Inside the caller's ``atomic()`` block it is a savepoint. An unknown session
         is created, with ``title``, or raises `SessionNotFound` with ``create=False``. A session without a
-        user gets ``user_id``. ``call`` does not run if the session belongs to another user, which raises
-        `ConflictError`, or if the token is older than the newest one of the session's lock, which raises
-        `FencedOutError`.
+        user gets ``user_id``. If the session belongs to another user, `ConflictError` is raised, and if the
+        token is older than the newest one of the session's lock, `FencedOutError`; ``call`` does not run in
+        either case.
         """
         validation.identifier(session_id, "session_id")
         conditions = self._guard(fencing_token)
@@ -135,7 +135,7 @@ class SessionAdapter:
     def read(self, call: Callable[[Database], R]) -> R:
         """Run queries that only read, and return the result of ``call``.
 
-        It gets the database, whose ``alias`` is for the ORM; rows must be fetched before it returns.
+        It receives the database, whose ``alias`` is for the ORM; fetch all rows before it returns.
         """
         return self.db.query(lambda: call(self.db))
 
@@ -144,8 +144,8 @@ class SessionAdapter:
 
         A session that an adapter of this ``agent_type`` created is deleted with all of its data; the result
         is the number of sessions, including sessions of sub-agents. For any other session, only the rows of
-        ``models`` are deleted, found by their foreign key ``session``, and the result is their number. One
-        transaction; safe to repeat. Raises `FencedOutError`, like `write`.
+        ``models`` are deleted, found by their foreign key ``session``, and the result is their number. Runs
+        in one transaction; safe to repeat. Raises `FencedOutError`, like `write`.
         """
         validation.identifier(session_id, "session_id")
         conditions = self._guard(fencing_token)

@@ -1,4 +1,4 @@
-"""The base of the apps of frameworks."""
+"""The base class of the app configs for frameworks."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Names that are imported at their first use, so that an app can be installed without its framework."""
+"""Names that are imported on first use, so that an app can be installed without its framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def lazily(
     package: str, framework: str, extra: str, *, within: str = "", **homes: str
 ) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports names from these modules. Without the framework,
-    or with a version that lacks something, it raises an `ImportError` that names the extra to install.
+    or with a version that lacks a name, it raises an `ImportError` that names the extra to install.
     ``within`` is the package of the framework, if it is in a namespace that others share.
     """
 

@@ -1,4 +1,4 @@
-"""Documents that an adapter keeps in lanes of sessions, each by its key."""
+"""Documents that an adapter keeps in lanes of sessions, each under its key."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _INSERT: Final = f"""
 _ADD: Final = Statement(f"{_INSERT} DO NOTHING RETURNING id")
 _PUT: Final = Statement(f"{_INSERT} DO UPDATE SET payload = excluded.payload RETURNING id")
 _AS_TEXT: Final = "~json"
-"""The only field of a payload that holds its document as text."""
+"""The only field of a payload that stores its document as text."""
 
 
 class ItemStorage(SessionAdapter):
-    """The sessions in which an adapter reads and writes items."""
+    """The sessions whose items an adapter reads and writes."""
 
     def log(self, session_id: str, lane: str) -> ItemLog:
         return ItemLog(session_id, lane, using=self.db.alias, tenant=self.tenant)
@@ -50,9 +50,9 @@ class ItemStorage(SessionAdapter):
 
 
 class LockedItems:
-    """The documents of one lane of a session that is locked, so that no statement locks it again.
+    """The documents in one lane of a locked session, so that no statement needs to lock it again.
 
-    Each call is one statement of the transaction that has the lock.
+    Each call is one statement in the transaction that holds the lock.
     """
 
     def __init__(self, locked: LockedSession, lane: str) -> None:
@@ -89,7 +89,7 @@ def document_of(payload: Any) -> Document:
 
 
 def built(build: Callable[[Document], R], document: Document, library: str, name: str) -> R:
-    """Build the object of a framework from a stored document. Raises `IntegrityFault`."""
+    """Build a framework's object from a stored document. Raises `IntegrityFault`."""
     try:
         return build(document)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as exc:
@@ -105,9 +105,9 @@ def built(build: Callable[[Document], R], document: Document, library: str, name
 
 
 def store_exactly(store: Callable[[list[Any]], object], documents: Sequence[Any]) -> None:
-    """Store documents as payloads: as they are, or all as text if one of them has such a number.
+    """Store documents as payloads: unchanged, or all of them as text if one contains such a number.
 
-    A document that would be read as the text of another one is also stored as text.
+    A document that would be mistaken for the text of another is also stored as text.
     """
     try:
         store([_as_text(each) if _is_text(each) else each for each in documents])
@@ -116,7 +116,7 @@ def store_exactly(store: Callable[[list[Any]], object], documents: Sequence[Any]
 
 
 def _as_text(document: Any) -> Any:
-    """Return a payload that holds the document as text, or the document itself if that would change it."""
+    """Return a payload with the document as text if JSON would change it, otherwise the document itself."""
     try:
         text = json.dumps(document)
         return {_AS_TEXT: text} if repr(json.loads(text)) == repr(document) else document
@@ -132,7 +132,7 @@ def from_payload(payload: Any) -> Any:
         return json.loads(payload[_AS_TEXT])
     except (TypeError, ValueError, RecursionError):
         pass
-    # Raised here, because the parser's error holds the whole text and would become the context.
+    # This is raised here because the parser's error contains the whole text, and would become the context.
     raise IntegrityFault("A stored document is not readable JSON; other rows are not affected.")
 
 

@@ -1,4 +1,4 @@
-"""Joins that find each row by an index, which PostgreSQL and SQLite need to be told in different ways."""
+"""Joins that find each row by an index, for which PostgreSQL and SQLite need different SQL."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from helix_store.engine.statement import table
 
 
 def looked_up(model: type[Model], alias: str, condition: str, *, end: str = "LIMIT 1") -> tuple[str, str]:
-    """Return a join with the row that meets a condition on the tables before it, for each database.
+    """Return, for each database, a join with the row that meets a condition on the preceding tables.
 
-    ``LIMIT 1`` keeps PostgreSQL from joining with the whole table. For several rows, pass ``OFFSET 0``.
+    ``LIMIT 1`` prevents PostgreSQL from joining the whole table. For several rows, pass ``OFFSET 0``.
     """
     source = f"{table(model)} AS {alias}"
     return (

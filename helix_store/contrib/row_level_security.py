@@ -1,4 +1,4 @@
-"""PostgreSQL's row-level security, with which a role sees and writes only the rows of one tenant."""
+"""PostgreSQL's row-level security, which lets a role see and write only the rows of one tenant."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from helix_store.exceptions import NotSupportedOnBackend
 
 __all__ = ["EnableRowLevelSecurity"]
 
-# NULL without the variable. After the first transaction that has set it, PostgreSQL returns an empty text.
+# NULL without the variable. After the first transaction that sets it, PostgreSQL returns an empty string.
 _CURRENT_TENANT: Final = f"substr(nullif(current_setting('{TENANT_VARIABLE}', true), ''), 2)"
 
 
 class EnableRowLevelSecurity(Operation):
-    """A policy on every table of the app and on registered ones, for a migration of the project.
+    """A policy on every table of the app and on registered tables, for a migration of the project.
 
     A row belongs to its ``tenant``, or to the tenant of its session or stream. A role sees and writes the
     rows of the tenant in the variable ``helix_store.tenant``, which the stores set when
-    ``HELIX_STORE["ROW_LEVEL_SECURITY"]`` is True; without the variable it sees none. Superusers, roles with
-    ``BYPASSRLS`` and, unless ``force``, the owner of the tables see all rows. Safe to apply again, which also
-    adds the policy to new tables. Raises `ImproperlyConfigured` if a registered table does not exist yet, and
-    `NotSupportedOnBackend` on other databases.
+    ``HELIX_STORE["ROW_LEVEL_SECURITY"]`` is True; if the variable is not set, it sees no rows. Superusers,
+    roles with ``BYPASSRLS`` and, unless ``force`` is set, the owner of the tables see all rows. Safe to apply
+    again, which also adds the policy to new tables. Raises `ImproperlyConfigured` if a registered table does
+    not exist yet, and `NotSupportedOnBackend` on other databases.
     """
 
     reversible = True
@@ -68,12 +68,12 @@ class EnableRowLevelSecurity(Operation):
 
 
 def _models(schema_editor: Any, state: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the models with tables in this database, as of this point of the migrations. Each comes with the
+    """Yield the models with tables in this database, as of this point in the migrations. Each comes with the
     column of its owner: its tenant, or the key of its session or stream.
     """
     connection = schema_editor.connection
     existing = connection.introspection.table_names()
-    # Compare the names of the tables, because models have had other names before.
+    # Compare the names of the tables, because models may have had other names before.
     known = {model._meta.db_table: model for model in state.apps.get_models()}
     for table in tables():
         model = known.get(table.model._meta.db_table)
@@ -88,7 +88,7 @@ def _models(schema_editor: Any, state: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _require_all(connection: Any, models: Collection[Any]) -> None:
-    """Refuse to leave a table of another app without a policy because its migration comes later."""
+    """Refuse to leave a table of another app without a policy because its migration runs later."""
     known = {model._meta.label for model in models}
     late = sorted(
         {

@@ -1,4 +1,4 @@
-"""An index for the search in the Django admin, with words of titles, users, tags and ids of all sessions."""
+"""An index for the search in the Django admin, over words of titles, users, tags and ids."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["IndexSessionSearch"]
 
 class IndexSessionSearch(Operation):
     """A trigram index on the table of sessions, for a migration of the project with ``atomic = False``. It
-    needs the extension ``pg_trgm``, which it creates if the role may do so. Writers do not wait for it. Every
-    step adds entries to it; see docs/admin.md for the cost. Safe to apply again, even after a failure. Raises
-    `NotSupportedOnBackend` on other databases.
+    needs the extension ``pg_trgm``, which it creates if the role has permission. Writers do not wait for it.
+    Every step adds entries to it; see docs/admin.md for the cost. Safe to apply again, even after a failure.
+    Raises `NotSupportedOnBackend` on other databases.
     """
 
     reversible = True
@@ -36,7 +36,7 @@ class IndexSessionSearch(Operation):
         text = SEARCHED_TEXT.format(title="title", session_id="session_id", user_id="user_id", tags="tags")
         table = schema_editor.quote_name(model._meta.db_table)
         schema_editor.execute("CREATE EXTENSION IF NOT EXISTS pg_trgm")
-        # An interrupted attempt leaves an invalid index.
+        # An interrupted attempt leaves an invalid index behind.
         schema_editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {INDEX_NAME}")
         schema_editor.execute(
             f"CREATE INDEX CONCURRENTLY {INDEX_NAME} ON {table} USING gin ({text} gin_trgm_ops)"

@@ -27,7 +27,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
     ``user_id``. Every write is one transaction under the session's lock. With a ``fencing_token``, a write
     raises `FencedOutError` if the session's lock has a larger one.
 
-    The framework writes values that JSON cannot represent as pickles. They are only read with its restricted
+    The framework writes values that JSON cannot represent as pickles. They are read only with its restricted
     reader, which creates objects of the framework's own types, of types that the application registers with
     ``register_checkpoint_type``, and of ``allowed_checkpoint_types`` (``"module:qualname"``).
     """
@@ -53,7 +53,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
         """Store a checkpoint, and replace an older one with the same id.
 
         Raises ``WorkflowCheckpointException`` for a checkpoint that could not be loaded again, for example
-        because the type of an object is not allowed; also `InvalidPayload` and `LimitExceeded`.
+        because the type of an object is not allowed; also raises `InvalidPayload` and `LimitExceeded`.
         """
         document = encode_checkpoint_value(checkpoint.to_dict())
         self._checkpoint(document)
@@ -84,7 +84,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
         return [checkpoint_id for checkpoint_id, _ in await self._of(workflow_name)]
 
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
-        """Return the checkpoint of a workflow with the latest time, or ``None``. Two queries."""
+        """Return the latest checkpoint of a workflow, or ``None``. Two queries."""
         heads = await self._of(workflow_name)
         for checkpoint_id, _ in sorted(heads, key=lambda head: head[1], reverse=True):
             # It may have been deleted since the ids were read.

@@ -1,4 +1,4 @@
-"""Messages of Microsoft Agent Framework for people to read. It does not need the framework."""
+"""Messages of Microsoft Agent Framework in a form for people to read. It does not need the framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from helix_store.core.transcript import CutText, Part, parts_of, role_of
 from helix_store.reports import ItemConversation, Said
 
 MESSAGES: Final = "agent_framework/messages/"
-"""The beginning of the lane of messages, which ends with the ``source_id`` of the history provider."""
+"""The prefix of the lane of messages, which ends with the ``source_id`` of the history provider."""
 
 _FILES: Final = frozenset({"data", "uri", "hosted_file", "hosted_vector_store"})
 
@@ -41,7 +41,7 @@ def _part(content: dict[str, Any]) -> Part:
 
 
 def _known(content: dict[str, Any]) -> Part:
-    """Return a part in a shape that `parts_of` knows."""
+    """Return a part in a form that `parts_of` understands."""
     return parts_of({"content": content})[0]
 
 

@@ -24,7 +24,7 @@ from helix_store.items.rules import lane_name
 _saved: Final[ContextVar[tuple[AgentResponse[Any], str] | None]] = ContextVar(
     "helix_store_saved", default=None
 )
-"""The response whose messages are being saved, and the name of its agent, for its usage."""
+"""The response whose messages are being saved, and the name of its agent, to record its usage."""
 
 
 class DjangoHistoryProvider(HistoryProvider):
@@ -32,8 +32,8 @@ class DjangoHistoryProvider(HistoryProvider):
 
     A session of the framework is one session here, and the messages of this provider are one of its lanes.
     Saving messages is one transaction under the session's lock: messages that are already stored are left
-    out, as in the framework's own providers, and the usage of the response is recorded in the usage ledger.
-    ``model`` is the name for responses that do not name their model; with ``None``, their usage is not
+    out, as in the framework's own providers, and the usage of the response is recorded in the ledger.
+    ``model`` is the name for responses that do not name their model; if it is ``None``, their usage is not
     recorded. ``user_id`` is the user of the sessions; a session of another user raises `ConflictError`. With
     a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. The other
     options are the same as for the framework's providers.
@@ -75,7 +75,7 @@ class DjangoHistoryProvider(HistoryProvider):
 
     @staticmethod
     def session_id_of(session_id: str) -> str:
-        """Return the id of the session in this store, which is derived if the framework's is too long."""
+        """Return the session's id in this store, which is derived if the framework's id is too long."""
         return session_id_for(session_id)
 
     async def get_messages(
@@ -99,13 +99,13 @@ class DjangoHistoryProvider(HistoryProvider):
         state: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add the messages that are new, and the usage of the response, all or nothing."""
+        """Add the new messages and the usage of the response, either all of them or nothing."""
         if not messages:
             return
         log, saved, given = self._log(session_id), _saved.get(), list(messages)
 
         def save(locked: LockedSession) -> None:
-            # More stored messages than these cannot overlap with them.
+            # Messages stored before these cannot overlap with the new ones.
             known = [_message(item.payload) for item in log.tail(len(given) + 1)]
             new = [message.to_dict() for message in filter_new_messages(known, given)]
             store_exactly(log.append, new)
@@ -138,8 +138,8 @@ def _message(payload: Any) -> Message:
 
 
 def _usage_of(response: AgentResponse[Any], agent: str, session_id: str, model: str) -> UsageEntry | None:
-    """Return the entry of a response. It has the id of the response, so that two providers of one agent
-    record it once.
+    """Return the entry of a response. Its id is that of the response, so that two providers of one agent
+    record the usage only once.
     """
     counts: dict[str, Any] = dict(response.usage_details or {})
     named = getattr(response.raw_representation, "model", None)

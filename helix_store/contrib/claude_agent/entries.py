@@ -1,4 +1,4 @@
-"""Keys and entries of transcripts: where they are stored, and the usage that entries report."""
+"""Keys and entries of transcripts: where they are stored, and the usage that they report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TranscriptKey:
 
     @classmethod
     def of(cls, key: Mapping[str, Any]) -> Self:
-        """Check a key of the SDK. Raises `InvalidPayload` and `LimitExceeded`."""
+        """Check a session key of the SDK. Raises `InvalidPayload` and `LimitExceeded`."""
         if not isinstance(key, Mapping):
             raise InvalidPayload(path="key", reason=f"expected a session key, got {type(key).__name__}")
         subpath = key.get("subpath")
@@ -65,9 +65,9 @@ def usage_of(
 ) -> list[UsageEntry]:
     """Return a ledger entry for each response of a model.
 
-    A response is written as several entries with one message id and the same usage, and a fork copies them,
-    so the ledger's entry has the id of the message. The totals of a `ResultMessage` are not in a transcript,
-    and cover a whole connection.
+    A response is written as several entries with the same message id and the same usage, and a fork copies
+    them; the ledger's entry therefore uses the id of the message. The totals of a `ResultMessage` are not in
+    a transcript, and they cover a whole connection.
     """
     responses: dict[str, UsageEntry] = {}
     for entry in entries:
@@ -80,9 +80,9 @@ def usage_of(
 
 
 def record_largest(session: LockedSession, usage: list[UsageEntry]) -> None:
-    """Record the responses in the ledger, each once, with the largest usage that its entries have.
+    """Record the responses in the ledger, each once, with the largest usage among its entries.
 
-    The entries of one response may arrive in several batches. Entries of another session in the ledger stay.
+    The entries of a response may arrive in several batches. Entries of another session in the ledger stay.
     """
     if not usage:
         return

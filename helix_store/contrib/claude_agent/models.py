@@ -12,16 +12,16 @@ from helix_store.models.fields import IdentifierField, PayloadField
 
 
 class ClaudeSession(models.Model):
-    """The SDK's name of a session, and the summary of its main transcript.
+    """The SDK's name for a session, and the summary of its main transcript.
 
-    ``mtime_ms`` and ``summary`` are null while only transcripts of sub-agents are stored.
+    ``mtime_ms`` and ``summary`` are null as long as only transcripts of sub-agents are stored.
     """
 
-    # The unique constraint serves each look-up by session.
+    # The unique constraint serves every lookup by session.
     session = models.ForeignKey(
         Session, on_delete=models.CASCADE, related_name="claude_sessions", db_constraint=False, db_index=False
     )
-    # A copy of the session's value, so that a list reads one index.
+    # This copies the session's value, so that a list reads a single index.
     tenant = IdentifierField(default="", blank=True)
     project_key = IdentifierField(max_length=MAX_LANE_BYTES)
     claude_session_id = IdentifierField(max_length=MAX_LANE_BYTES)

@@ -36,12 +36,12 @@ class DjangoSessionStore(SessionStore):
     """Transcripts of the SDK as items of sessions, in the database ``using`` and one tenant.
 
     A session of the SDK is one session here, and each transcript is one of its lanes. An entry with a
-    ``uuid`` is stored once. The summary is folded under the session's lock, so that appends may overlap. A
-    cancelled write raises after its transaction has ended. The usage of the models' responses is recorded in
-    the usage ledger in the same transaction, unless ``record_usage`` is False. An append sets ``user_id`` as
-    the user of a session without one, and raises `ConflictError` if the session belongs to another user. With
-    a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. Needs
-    asyncio. Calls raise the errors of this package.
+    ``uuid`` is stored once. The summary is updated under the session's lock, so appends may overlap. A
+    cancelled write raises only after its transaction has ended. The usage of the models' responses is
+    recorded in the usage ledger in the same transaction, unless ``record_usage`` is False. An append sets
+    ``user_id`` as the user of a session without one, and raises `ConflictError` if the session belongs to
+    another user. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger
+    one. Needs asyncio. Calls raise the errors of helix_store.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class DjangoSessionStore(SessionStore):
     # --- The protocol of the SDK -------------------------------------------------------------------
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Add entries to a transcript, all or none, in one transaction. A ``uuid`` is added once."""
+        """Add entries to a transcript, all or none, in one transaction. Each ``uuid`` is added only once."""
         transcript = TranscriptKey.of(key)
         given = validation.items(entries, "entries")
         if given:
             await in_thread_to_the_end(partial(self._append, transcript, given))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """Return all entries of a transcript as of one moment, or ``None`` if it has no entries."""
+        """Return all entries of a transcript, read at one moment, or ``None`` if it has no entries."""
         entries = await in_thread(partial(self._entries, TranscriptKey.of(key)))
         return cast("list[SessionStoreEntry]", entries) or None
 
@@ -86,8 +86,8 @@ class DjangoSessionStore(SessionStore):
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         """Return the sessions of `list_sessions` with their summaries. One query, which reads no transcript.
 
-        A summary that cannot be read is left out and logged; the SDK then reads that transcript. The next
-        append rebuilds the summary.
+        A summary that cannot be read is left out and logged; the SDK then reads the transcript itself. The
+        next append rebuilds the summary.
         """
         rows = await self._listed(project_key, "claude_session_id", "mtime_ms", "summary")
         found: list[SessionSummaryEntry] = []
@@ -97,7 +97,7 @@ class DjangoSessionStore(SessionStore):
         return found
 
     async def delete(self, key: SessionKey) -> None:
-        """Delete a session with its transcripts and usage, or the one transcript of a ``subpath``.
+        """Delete a session with its transcripts and usage, or only the transcript of a ``subpath``.
 
         If the application created the session, only its items are deleted. Safe to repeat.
         """

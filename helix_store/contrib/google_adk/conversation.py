@@ -11,7 +11,7 @@ from helix_store.core.transcript import Part, parts_of
 from helix_store.reports import ItemConversation, Said
 
 EVENTS: Final = "google_adk/events/"
-"""The beginning of the lane of events, which ends with the name of the app."""
+"""The prefix of the lane of events, which ends with the name of the app."""
 
 
 def _says(event: dict[str, Any]) -> Said:

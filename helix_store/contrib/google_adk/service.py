@@ -32,19 +32,19 @@ from helix_store.models import Item
 
 _ROWS_PER_PAGE: Final = 1_000
 _SHARED: Final = (sql.USER, sql.APP)
-"""The lanes of the state that several sessions share. Writers lock their sessions in this order."""
+"""The lanes for the state that several sessions share. Writers lock their sessions in this order."""
 
 
 class DjangoSessionService(BaseSessionService):
     """Sessions of ADK in the database ``using`` and one tenant.
 
     A session of ADK is one session here, which belongs to ADK's user, and its events are items. The state of
-    an app and the state of each of its users are separate sessions. A user's state belongs to the user, so an
-    erasure of the user deletes it. Every write is one transaction under the session's lock. An event that is
-    appended to an outdated `Session` raises ADK's ``StaleSessionError``, and nothing is stored. The usage of
-    responses is recorded in the usage ledger in the transaction of the event; ``model`` is the name for
-    responses that do not name their model, and with ``None``, their usage is not recorded. With a
-    ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. If a write is
+    an app and the state of each of its users are kept in separate sessions. A user's state belongs to the
+    user, so an erasure of the user deletes it. Every write is one transaction under the session's lock. An
+    event that is appended to an outdated `Session` raises ADK's ``StaleSessionError``, and nothing is stored.
+    The usage of responses is recorded in the usage ledger in the transaction of the event; ``model`` is the
+    name for responses that do not name their model, and if it is ``None``, their usage is not recorded. With
+    a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. If a write is
     cancelled, the caller is told after its transaction has ended.
     """
 
@@ -58,7 +58,7 @@ class DjangoSessionService(BaseSessionService):
         fencing_token: int | None = None,
     ) -> None:
         self._storage = ItemStorage(agent_type, using, tenant=tenant, fencing_token=fencing_token)
-        # The fencing token belongs to the lock of one session, not to that of the state which several share.
+        # The fencing token belongs to the lock of one session, not to the lock of a shared state's session.
         self._shared_states = SessionAdapter(agent_type, using, tenant=tenant)
         self._model = validation.optional_identifier(model, "model")
 
@@ -123,7 +123,7 @@ class DjangoSessionService(BaseSessionService):
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """Return the sessions of an app, or of one of its users, without events. The least recently updated
-        one is first. One statement for 1,000 sessions, and one for the state of the app.
+        one comes first. Takes one statement for 1,000 sessions, and one for the state of the app.
 
         Sessions that the application created with another agent type are not listed.
         """
@@ -143,7 +143,7 @@ class DjangoSessionService(BaseSessionService):
     # --- Events ------------------------------------------------------------------------------------
 
     async def append_event(self, session: Session, event: Event) -> Event:
-        """Store an event, the state that it changes, and its usage, all or nothing.
+        """Store an event, the state that it changes and its usage; either all of it is stored or nothing.
 
         Raises ADK's ``StaleSessionError`` if ``session`` lacks an event that another writer has stored; get
         the session again and redo the change. A repeat of the same event has no effect. Raises ADK's
@@ -168,8 +168,8 @@ class DjangoSessionService(BaseSessionService):
                 raise SessionNotFoundError(f"Session {session.id} not found.")
             if not self._add(locked, session, event, document):
                 return False
-            # Read under the lock: branches of one run append to the same object. After an aborted
-            # transaction, it may have the marker of this call.
+            # This is read under the lock, because branches of a run append to the same object. After an
+            # aborted transaction, the object may already have the marker of this call.
             if session._storage_update_marker != marker:
                 before = session._storage_update_marker
             _refuse_stale(session, before, stored)
@@ -256,7 +256,7 @@ class DjangoSessionService(BaseSessionService):
             if lane == sql.USER:
                 users[user] = document
             elif lane == sql.SESSION and session_id == self.session_id_of(app_name, user, document["id"]):
-                # A branch of a session holds the document of its source.
+                # A branch of a session holds the same document as its source.
                 sessions[user, document["id"]] = document
         found = [
             _session(app_name, user, name, document, {**shared, sql.USER: users.get(user, {})})
@@ -284,13 +284,13 @@ class DjangoSessionService(BaseSessionService):
 
 
 def _shared_id(lane: str, app_name: str, user_id: str) -> str:
-    """Return the id of the session that holds the state of a user or of the app."""
+    """Return the id of the session that holds the state of a user or an app."""
     return session_id_for("google_adk", app_name, *((user_id,) if lane == sql.USER else ()))
 
 
 def _refuse_stale(session: Session, marker: str | None, stored: Document) -> None:
-    """Raise ``StaleSessionError`` if a session lacks the newest event. A session built by a caller has no
-    marker.
+    """Raise ``StaleSessionError`` if a session object lacks the newest event. An object that the caller has
+    built has no marker.
     """
     if marker is not None:
         is_stale = marker != stored["marker"]
@@ -304,8 +304,8 @@ def _refuse_stale(session: Session, marker: str | None, stored: Document) -> Non
 
 
 def _deltas(state: Mapping[str, Any]) -> dict[str, Document]:
-    """Return the state of the session, the user and the app as JSON, without the prefixes. State for one
-    invocation is left out.
+    """Return the state of the session, the user and the app as JSON, without the prefixes. State that applies
+    to a single invocation is left out.
     """
     prefixes = {State.USER_PREFIX: sql.USER, State.APP_PREFIX: sql.APP}
     deltas: dict[str, Document] = {sql.SESSION: {}, sql.USER: {}, sql.APP: {}}
@@ -339,7 +339,7 @@ def _state(document: Document) -> Document:
 
 
 def _stored_event(event: Event) -> Document:
-    """Return an event as a document, without state for one invocation."""
+    """Return an event as a document, without the state of a single invocation."""
     document: Document = event.model_dump(mode="json", exclude_none=True)
     delta = document["actions"]["state_delta"].items()
     document["actions"]["state_delta"] = {
@@ -349,8 +349,8 @@ def _stored_event(event: Event) -> Document:
 
 
 def _usage_of(event: Event, *, session_id: str, model: str) -> UsageEntry | None:
-    """Return the ledger's entry for a model's response, or ``None`` for an event without usage. It has the id
-    of the event, so that a copy in another session does not count again.
+    """Return the ledger entry for a model's response, or ``None`` for an event without usage. It has the id
+    of the event, so that a copy in another session is not counted again.
     """
     usage = event.usage_metadata
     if usage is None:

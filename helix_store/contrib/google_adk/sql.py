@@ -1,4 +1,4 @@
-"""The SQL that reads sessions of ADK. One statement reads a session, so its parts are consistent."""
+"""The SQL that reads sessions of ADK. A session is read in one statement, so its parts are consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read-only pages of threads and of long-term memory. Lists read neither bodies nor values."""
+"""Read-only pages for threads and for long-term memory. Lists read neither bodies nor values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LONGEST_PREVIEW: Final = 20_000
 
 
 class _Bytes(Func):
-    """The number of bytes of a column, which PostgreSQL computes without reading it."""
+    """The number of bytes in a column, which PostgreSQL computes without reading the value."""
 
     function = "octet_length"
     output_field = BigIntegerField()
@@ -75,7 +75,7 @@ class _StoredAdmin(SessionChildAdmin):
 
 
 def _shown(kind: str, blob: bytes) -> str | None:
-    """Return a stored value as text, or ``None`` for encrypted, pickled and damaged bytes."""
+    """Return a stored value as text, or ``None`` for encrypted, pickled or damaged bytes."""
     if kind not in PLAIN_TYPES:
         return None
     try:
@@ -93,7 +93,7 @@ def _written(value: Any) -> str:
     try:
         return json.dumps(value, indent=2, ensure_ascii=False, default=repr)
     except TypeError:
-        # A key that is not a text.
+        # This is a key that is not a text.
         return repr(value)
 
 

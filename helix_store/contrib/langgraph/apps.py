@@ -23,7 +23,7 @@ class LangGraphConfig(_apps.FrameworkConfig):
 
 
 def _saver(name: str, origin: Origin) -> ForeignSource:
-    """Return one of the sources, which are imported at their first use because they need LangGraph."""
+    """Return one of the sources, which are imported on first use because they need LangGraph."""
     from helix_store.transfer.sources import SourceUnreadable
 
     try:

@@ -1,4 +1,4 @@
-"""A thread as messages: the messages of its newest checkpoint, and the checkpoints that led there."""
+"""A thread as messages: those of its newest checkpoint, and the checkpoints that led to it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from helix_store.engine.statement import Statement, table
 
 _CHANNEL: Final = "messages"
 _LARGEST_VALUE: Final = 16 * 1024 * 1024
-"""The number of bytes of a value that a page reads, because a value is one row."""
+"""The maximum number of bytes of a value that a page reads, because a value is one row."""
 
 _DELTAS: Final = (
-    "LangGraph keeps the messages of this thread as deltas. The graph's get_state() returns them."
+    "LangGraph keeps the messages of this thread as deltas. Call the graph's get_state() to read them."
 )
 _LARGEST_OUTLINED: Final = 32 * 1024
 _LONGEST_PATH: Final = 100
@@ -107,7 +107,7 @@ class _Value(NamedTuple):
 
 
 class _LangGraphConversation:
-    """The threads of LangGraph.
+    """The conversations of LangGraph's threads.
 
     The messages are in the channel ``messages``, or in one whose name ends with this word.
     """
@@ -157,7 +157,7 @@ class _LangGraphConversation:
         start = 1 if total is None else max(1, total - limit + 1) if first is None else first
         items = items_of(newest.type, bytes(blob), start - 1, limit) if blob else None
         if total is None or items is None:
-            # Only the application can read it, or it is too long.
+            # Only the application can read the value, or it is too long.
             shown = _note(LangGraphValue, newest.id, newest.type, f"{newest.size:,} bytes")
             return ConversationPage(messages=(shown,), total=1, path=steps)
         is_whole = path[-1][2] is None
@@ -187,7 +187,7 @@ def _values(db: Database, key: int, channel: str, versions: Sequence[str]) -> di
 def _origin(
     path: Sequence[ConversationStep], number: int, is_whole: bool
 ) -> tuple[int | None, datetime | None]:
-    """Return the step and the time of the checkpoint that first had the message with this number.
+    """Return the step and the time of the first checkpoint that contained the message with this number.
 
     A message is in all checkpoints from that one to the newest. Both are ``None`` if the path is too short.
     """

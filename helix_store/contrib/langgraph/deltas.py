@@ -1,4 +1,4 @@
-"""Channels that are stored as deltas: the writes of a checkpoint's ancestors, back to a stored value."""
+"""Channels that are stored as deltas: the writes of a checkpoint's ancestors, back to a full value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Ancestor(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """The walk of a channel: the ancestors that it passed, and the place where its value is stored."""
+    """The walk of one channel: the ancestors that it passed, and the place where the value is stored."""
 
     passed: list[str] = field(default_factory=list)
     seed: _Ancestor | None = None
@@ -73,7 +73,7 @@ def ancestors_needed(
 def _walks(
     db: Database, serde: SerializerProtocol, place: Place, channels: Sequence[str]
 ) -> dict[str, _Walk]:
-    """Walk from the parent of a checkpoint to older ones, until each channel has a stored value."""
+    """Walk from the parent of a checkpoint to older ones until each channel has a stored value."""
     walks = {channel: _Walk() for channel in channels}
     for ancestor in _ancestors(db, serde, place):
         open_walks = {channel: walk for channel, walk in walks.items() if walk.seed is None}
@@ -95,7 +95,7 @@ def _ancestors(db: Database, serde: SerializerProtocol, place: Place) -> Iterato
         start = newest[0][0] if newest else None
     while start is not None:
         page = db.read(sql.CHAIN, {**names, "checkpoint_id": start, "depth": _PAGE})
-        # The first row only starts the page: it is not an ancestor, or was already on the previous page.
+        # The first row is only the start of the page: it is not an ancestor, or was on the previous page.
         for checkpoint_id, _, versions, kind, content in page[1:]:
             body = read_from(place.thread_id, checkpoint_id, partial(read_body, serde, kind, content))
             yield _Ancestor(checkpoint_id, json.loads(versions), body)

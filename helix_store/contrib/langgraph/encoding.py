@@ -38,7 +38,7 @@ _LONGEST_SEARCHABLE: Final = 8_192
 
 
 class Place(NamedTuple):
-    """The place that a config names: a thread, a namespace, and a checkpoint or the newest one."""
+    """The place that a config refers to: a thread, a namespace, and a checkpoint or the newest one."""
 
     thread_id: str
     session_id: str
@@ -62,7 +62,7 @@ class Place(NamedTuple):
     def ids_of_thread(thread_id: Any) -> tuple[str, str]:
         """Return the ids of a thread and its session as text. Raises `InvalidPayload` for ``None``."""
         if thread_id is None:
-            # As text, it would be one thread for everyone who forgot to name theirs.
+            # As text, it would be one thread for all callers that forgot to name theirs.
             raise InvalidPayload(path="thread_id", reason="expected the thread's id, got None")
         text = validation.text(str(thread_id), "thread_id", limit=_MAX_THREAD_ID_BYTES)
         return text, session_id_for(text)
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 def about_thread(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a new session for a thread from the metadata of a config. The id of a user may be
-    a number or a UUID, like the key of a Django user. Raises `InvalidPayload` and `LimitExceeded`.
+    a number or a UUID, like the primary key of a Django user. Raises `InvalidPayload` and `LimitExceeded`.
     """
     about = {"user_id": validation.user_id_text(given.get("user_id")), "title": given.get("title")}
     known = {name: value for name, value in about.items() if isinstance(value, str) and value}
@@ -137,7 +137,7 @@ def encoded_checkpoint(
         "at": moments.now(),
         "channels": stored,
         # This is not the order of channel_versions: a channel may be new in a version that the checkpoint
-        # does not see.
+        # does not contain.
         "channel_versions": [str(new_versions[channel]) for channel in stored],
         "types": [kind for kind, _ in blobs],
         "blobs": [blob for _, blob in blobs],
@@ -145,7 +145,7 @@ def encoded_checkpoint(
 
 
 def about_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that are copies of parts of the metadata."""
+    """Return the columns that copy parts of the metadata."""
     run_id, step = metadata.get("run_id"), metadata.get("step")
     return {
         "run_id": None if run_id is None else long_id(str(run_id), "metadata/run_id"),
@@ -166,8 +166,8 @@ def encoded_writes(
     limit: int,
 ) -> dict[str, Any]:
     """Return the columns of the writes of a task, for `sql.PUT_WRITES`."""
-    # Two interrupts have one position. Only the later one is written, because a statement may write a row
-    # only once.
+    # Two interrupts may have the same position. Only the later one is written, because a statement can write
+    # a row only once.
     at_position = {
         WRITES_IDX_MAP.get(channel, index): (channel, v)
         for index, (channel, v) in enumerate(validation.items(writes, "writes"))
@@ -190,7 +190,7 @@ def encoded_writes(
 
 
 def is_small(value: Any) -> bool:
-    """Return whether a value is written again with each checkpoint, which costs less than its own row."""
+    """Return whether each checkpoint stores a copy of the value, which costs less than a row for it."""
     return type(value) in _INLINE_TYPES or (type(value) is str and len(value) <= _LONGEST_INLINE_TEXT)
 
 
@@ -202,10 +202,10 @@ def _encoded(
     channels: Sequence[str],
     limit: int,
 ) -> list[tuple[str, bytes]]:
-    """Return the types and bytes of all values of one call, which are passed with their paths.
+    """Return the types and bytes of all values of a call, which are passed with their paths.
 
     Raises `InvalidPayload`, and `LimitExceeded` at the first value that exceeds the limit. Names of channels
-    also count, because a value may be shorter than its name.
+    also count, because a value may be shorter than its channel's name.
     """
     encoded = []
     size = size_of(*channels)
@@ -220,9 +220,9 @@ def _encoded(
 
 
 def searchable(metadata: Mapping[str, Any]) -> str:
-    """Return metadata as JSON for filters, without long values and values that JSON cannot represent.
+    """Return metadata as JSON for filters, without long values and without values that JSON cannot represent.
 
-    Members are sorted, so that equal values have equal texts.
+    Members are sorted, so that equal values yield equal texts.
     """
     kept: dict[str, Any] = {}
     for key, value in metadata.items():
@@ -236,7 +236,7 @@ def searchable_filter(wanted: Mapping[str, Any]) -> str:
     """Return a filter in the form that `searchable` returns. Raises `InvalidQuery` for values that
     `searchable` leaves out.
 
-    Without it, the filter would match checkpoints that differ only in that value.
+    Without such a value, the filter would match checkpoints that differ only in it.
     """
     for name, value in wanted.items():
         if not _is_whole(value, _DEEPEST_SEARCHABLE - 1) or searchable({name: value}) == "{}":
@@ -314,13 +314,13 @@ class Body(NamedTuple):
 
     @property
     def delta_channels(self) -> list[str]:
-        """The channels whose values are in the writes of earlier checkpoints, unless stored nearer."""
+        """The channels whose values are in the writes of earlier checkpoints, unless one is stored closer."""
         counters: Any = self.metadata.get(_DELTA_COUNTERS) or {}
         return [channel for channel in counters if channel in self.checkpoint.get("channel_versions", {})]
 
 
 def read_body(serde: SerializerProtocol, kind: str, body: bytes) -> Body:
-    """Return the content of a stored checkpoint. Call it through `read_from`."""
+    """Return the contents of a stored checkpoint. Call it through `read_from`."""
     content = serde.loads_typed((kind, body))
     if content.keys() != {"checkpoint", "metadata", "values"}:
         raise ValueError("the body of a checkpoint has three parts")

@@ -1,7 +1,7 @@
 """Conditions of a search: namespaces as text, and filters.
 
 A dot follows each label of a namespace, so that no label is a prefix of another one. The database checks a
-part of a filter, and this module checks all of it.
+part of the filter, and this module checks all of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from helix_store.exceptions import HelixStoreError, InvalidQuery
 
 _ANY_LABEL: Final = "*"
 _MOST_BYTES: Final = 64 * 1024
-# SQLite refuses a pattern of LIKE that is longer than 50,000 bytes.
+# SQLite refuses a LIKE pattern that is longer than 50,000 bytes.
 _LONGEST_PATTERN: Final = 1_000
 # SQLite refuses an expression of more than 1,000 levels, and each field adds one.
 _NARROWING_FIELDS: Final = 50
@@ -52,12 +52,12 @@ def end_of(text: str) -> str:
 
 
 def is_under(text: str) -> Q:
-    """Return the namespace itself and all namespaces under it: one range of the index."""
+    """Return the condition for a namespace and all namespaces under it: one range of the index."""
     return Q(namespace__gte=text, namespace__lt=end_of(text)) if text else Q()
 
 
 def matches(match_type: str, path: Sequence[str]) -> Q:
-    """Return the namespaces that begin or end with a path, in which ``*`` is any one label."""
+    """Return the condition for namespaces that begin or end with a path, in which ``*`` is any one label."""
     labels = namespace_text(path, "path")
     if not labels:
         return Q()
@@ -91,7 +91,7 @@ def checked_filter(given: Any) -> dict[str, Any]:
 
 def narrowed(conditions: Mapping[str, Any]) -> Q:
     """Return conditions on the text of a value, which select a superset of the rows that `is_match` accepts.
-    A field that equals a text is written in only one way, unless the whole value is in the other form of
+    A field that equals a text can be written in only one way, unless the whole value has the other form of
     `core.payloads`, which begins with a tilde.
     """
     found = Q()

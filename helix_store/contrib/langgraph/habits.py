@@ -1,4 +1,4 @@
-"""The calls with which LangGraph's own savers and stores are opened; here there is nothing to open."""
+"""The calls that open LangGraph's own savers and stores; here there is nothing to open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Nothing:
 
 
 class OpenedByHabit:
-    """A saver or store that works without ``setup()``, ``with`` and ``async with``, and also with them."""
+    """A saver or store that works without ``setup()``, ``with`` and ``async with``, but also accepts them."""
 
     @classmethod
     def from_conn_string(cls, *args: Any, **kwargs: Any) -> NoReturn:

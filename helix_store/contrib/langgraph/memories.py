@@ -40,7 +40,7 @@ _COLUMNS: Final = ("id", "namespace", "key", "value", "created_at", "updated_at"
 
 
 class Address(NamedTuple):
-    """The columns that identify a memory within its tenant. ``namespace`` is text."""
+    """The columns that identify a memory within its tenant. ``namespace`` is its text form."""
 
     namespace: str
     key: str
@@ -70,7 +70,7 @@ class StoredMemory(NamedTuple):
 
     @property
     def readable_value(self) -> dict[str, Any] | None:
-        """The value, or `None` if it cannot be read, so that one memory does not hide others in a search."""
+        """The value, or `None` if it cannot be read, so that one memory cannot hide others in a search."""
         try:
             return self.value
         except IntegrityFault:
@@ -82,7 +82,7 @@ class StoredMemory(NamedTuple):
 class Memories:
     """The memories of one tenant. The caller opens the query or transaction.
 
-    With ``omit_expired``, reads leave out memories that have expired by the database's clock.
+    With ``omit_expired``, reads omit memories that have expired according to the database's clock.
     """
 
     def __init__(self, db: Database, *, omit_expired: bool = False) -> None:
@@ -103,7 +103,7 @@ class Memories:
     def search(
         self, prefix: str, conditions: Mapping[str, Any], *, limit: int, offset: int
     ) -> list[StoredMemory]:
-        """Return the memories under a namespace that meet a filter, last written first.
+        """Return the memories under a namespace that match a filter, most recently written first.
 
         Without a filter the values are not read.
         """
@@ -123,9 +123,9 @@ class Memories:
         limit: int,
         offset: int,
     ) -> list[tuple[StoredMemory, float]]:
-        """Return the memories under a namespace that meet a filter, nearest first, with their scores.
+        """Return the memories under a namespace that match a filter, nearest first, with their scores.
 
-        With a filter, this reads the distances of all memories, and then values until enough have matched.
+        With a filter, this reads the distances of all memories, followed by values until enough have matched.
         """
         from helix_store.contrib.langgraph.vectors.rows import with_distance
 
@@ -150,7 +150,7 @@ class Memories:
         return (found[key] for key in keys if key in found)
 
     def namespaces(self, matching: Q, *, depth: int | None, limit: int, offset: int) -> list[tuple[str, ...]]:
-        """Return the namespaces that have a memory, ordered by text, each cut to ``depth`` labels."""
+        """Return the namespaces that contain a memory, ordered by text and cut to ``depth`` labels."""
         rows = self._readable().filter(matching).order_by("namespace").values_list("namespace", flat=True)
         rows = rows.distinct()
         if depth is None:
@@ -180,9 +180,9 @@ class Memories:
     # --- Writes ------------------------------------------------------------------------------------
 
     def put(self, memories: Mapping[Address, NewMemory], *, vectors: Mapping[str, str] | None = None) -> None:
-        """Insert or replace, in the order of addresses, so that two writers do not wait for each other.
+        """Insert or replace in the order of addresses, so that two writers do not wait for each other.
 
-        ``vectors`` belong to the texts in ``embedded``, and replace the vectors of the former values.
+        ``vectors`` belong to the texts in ``embedded``, and replace the vectors of the previous values.
         """
         time = moments.now()
         has_terms = any(memory.ttl_ms is not None for memory in memories.values())
@@ -228,7 +228,7 @@ class Memories:
     def renew(self, memories: Collection[StoredMemory]) -> None:
         """Restart the terms of memories that were read.
 
-        A memory that has been replaced since then keeps its term.
+        A memory that has been replaced since keeps its term.
         """
         by_term = defaultdict(set)
         for memory in memories:
@@ -258,16 +258,16 @@ class Memories:
 def sweep(db: Database, now: datetime) -> int:
     """Delete the memories of a tenant that have expired, the earliest first, and return their number.
 
-    One transaction deletes a thousand memories. Memories that another transaction has locked stay until the
-    next time.
+    Each transaction deletes a thousand memories. Memories that another transaction has locked are left for
+    the next call.
     """
     return _delete(db, Q(expires_at__lte=now), "expires_at", skip_locked=True)
 
 
 def delete_namespace(db: Database, prefix: str) -> int:
-    """Delete the memories of a tenant under a namespace, and return their number; otherwise like `sweep`.
+    """Delete a tenant's memories under a namespace and return their number; the rest is as in `sweep`.
 
-    It waits for a transaction that has locked one of these memories.
+    It waits for transactions that have locked one of these memories.
     """
     return _delete(db, is_under(prefix), "namespace", "key")
 

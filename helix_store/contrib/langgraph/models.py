@@ -1,8 +1,8 @@
 """The tables of LangGraph's data: checkpoints of threads, which are sessions, and long-term memory.
 
 LangGraph creates the ids and the serializer creates the bytes; the tables store both unchanged. A value of a
-channel is stored once for each of its versions, and checkpoints refer to it by channel and version. This
-module does not import LangGraph.
+channel is stored once for each version, and checkpoints refer to it by channel and version. This module does
+not import LangGraph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LangGraphCheckpoint(models.Model):
 
     ``body`` holds the checkpoint, its metadata, and the values that are too small for their own row.
     ``versions`` names the values that have a row, as JSON with the version of each channel. ``metadata`` is a
-    copy for filters. ``thread_id`` is the id of a thread whose session has a derived id.
+    copy for filters. ``thread_id`` is the thread's id if the id of its session is derived from it.
     """
 
     session = _session("langgraph_checkpoints")
@@ -73,7 +73,7 @@ class LangGraphCheckpoint(models.Model):
 
 
 class LangGraphValue(models.Model):
-    """The value of a channel at one version, which any number of checkpoints of a namespace refer to."""
+    """The value of a channel at one version, to which any number of checkpoints in a namespace refer."""
 
     session = _session("langgraph_values")
     namespace = LongIdentifierField(default="", blank=True)
@@ -102,9 +102,9 @@ class LangGraphValue(models.Model):
 
 
 class LangGraphWrite(models.Model):
-    """A task's write to a channel after a checkpoint, which may be stored before that checkpoint. A
-    ``position`` from 0 is the place among the writes of the task; the first write stays. Errors, interrupts
-    and resume values have a fixed position below 0; the last write replaces earlier ones.
+    """A task's write to a channel after a checkpoint, which may be stored before the checkpoint itself. A
+    ``position`` of 0 or more is the place among the writes of the task, and the first write is kept. Errors,
+    interrupts and resume values have fixed negative positions, and the last write replaces earlier ones.
     """
 
     session = _session("langgraph_writes")
@@ -133,7 +133,7 @@ class LangGraphWrite(models.Model):
 
 
 class LangGraphMemory(models.Model):
-    """A value that a graph has put into `DjangoStore`. It belongs to a tenant, not to a session.
+    """A value that a graph has stored in `DjangoStore`. It belongs to a tenant, not to a session.
 
     ``namespace`` has a dot after each label: ``users.alice.``.
     """

@@ -52,9 +52,9 @@ def every(
     before: RunnableConfig | None,
     limit: int | None,
 ) -> Iterator[CheckpointTuple]:
-    """Yield all checkpoints that match, page after page. Reading starts when the first one is requested. In
-    the list of a thread, an unreadable checkpoint raises `IntegrityFault` when it is reached. In a list of
-    all threads it is left out and logged, because damage in one thread must not hide the others.
+    """Yield all checkpoints that match, page after page. Reading starts when the first checkpoint is
+    requested. In the list of a thread, an unreadable checkpoint raises `IntegrityFault` when it is reached.
+    In a list of all threads it is left out and logged, because damage in one thread must not hide the others.
     """
     place = Place.of(config) if config else None
     is_of_namespace = config is not None and config["configurable"].get("checkpoint_ns") is not None
@@ -97,7 +97,7 @@ def _names(db: Database, place: Place) -> dict[str, Any]:
 def _page(
     db: Database, serde: SerializerProtocol, parameters: Mapping[str, Any], thread_id: str | None
 ) -> list[_Found]:
-    """Return the checkpoints of a page, each with the call that reads it."""
+    """Return the checkpoints of a page, each with the call that decodes it."""
     heads: list[CheckpointRow] = []
     values: dict[tuple[int, str, str, str], ValueRow] = {}
     writes: defaultdict[int, list[WriteRow]] = defaultdict(list)
@@ -110,6 +110,6 @@ def _page(
         else:
             shown = thread if thread_id is None else thread_id
             heads.append(CheckpointRow(key, session, shown, namespace, name, other, text, kind, blob))
-    # The parts of a UNION come in any order.
+    # The parts of a UNION are returned in any order.
     heads.sort(key=lambda head: (head.checkpoint_id, head.id), reverse=True)
     return [(head, partial(checkpoint_tuple, serde, head, values, writes.get(head.id, ()))) for head in heads]

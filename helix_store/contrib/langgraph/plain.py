@@ -1,5 +1,5 @@
-"""The types of stored values, and values as plain data. Nothing here imports LangGraph, or builds a type that
-the bytes name: an object is read as its fields.
+"""The types of stored values, and values as plain data. Nothing here imports LangGraph, or builds objects of
+a type that the bytes name: an object is read as its fields.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _FIXED_LIST: Final = 0x90
 _LIST_16: Final = 0xDC
 _LIST_32: Final = 0xDD
 _SNAPSHOT: Final = 7
-"""The code with which LangGraph wraps the value of a `DeltaChannel`."""
+"""The code that LangGraph uses to wrap the value of a `DeltaChannel`."""
 _WRAPPED: Final = {0xD4: 0, 0xD5: 0, 0xD6: 0, 0xD7: 0, 0xD8: 0, 0xC7: 1, 0xC8: 2, 0xC9: 4}
 """The first byte of a wrapped value, and the number of bytes of the length that follows it."""
 
 
 def register_types(*types: str) -> None:
-    """Make imports and moves accept rows of these types, which a serializer of the project writes.
+    """Let imports and moves accept rows of these types, which one of the project's own serializers writes.
 
     Call it in ``AppConfig.ready()``. The types of LangGraph's default serializer are known, even with a
     cipher, such as ``msgpack+aes``. Raises `InvalidPayload` for a name that no column can hold.
@@ -38,7 +38,7 @@ def register_types(*types: str) -> None:
 
 
 def importable_type(value: Any, name: str = "type") -> str:
-    """Return the type of a row to import. Raises `InvalidPayload` if the saver could not read it."""
+    """Return the type of an imported row. Raises `InvalidPayload` if the saver could not read it."""
     kind = validation.identifier(value, name)
     plain, has_cipher, cipher = kind.partition("+")
     if kind in _registered or (plain in PLAIN_TYPES and bool(has_cipher) == bool(cipher)):
@@ -69,21 +69,21 @@ def items_of(kind: str, blob: bytes, first: int, limit: int) -> list[Any] | None
     if kind != "msgpack":
         return None
     try:
-        # Installed with LangGraph, without which there is nothing to read.
+        # It is installed with LangGraph; without LangGraph there is nothing to read.
         import ormsgpack
 
         def unpack(data: bytes, hook: Any) -> Any:
             return ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
 
         def fields(_code: int, data: bytes) -> Any:
-            """Return the fields of an object: the bytes name its module, its class and then its fields."""
+            """Return the fields of an object: the bytes contain its module, its class and its fields."""
             value = unpack(data, fields)
             match value:
                 case [str(), str(), fields_of_object, *_]:
                     return fields_of_object
             return value
 
-        # Objects on other pages stay bytes.
+        # Objects are left as bytes on other pages.
         items = unpack(_unwrapped(blob), lambda code, data: ormsgpack.Ext(code, data))
         if not isinstance(items, list):
             return None
@@ -94,7 +94,7 @@ def items_of(kind: str, blob: bytes, first: int, limit: int) -> list[Any] | None
 
 
 def _unwrapped(data: bytes) -> bytes:
-    """Return the value in a snapshot of a channel that is stored as deltas, and other data unchanged."""
+    """Return the value inside a snapshot of a channel that is stored as deltas, and other data unchanged."""
     size = _WRAPPED.get(data[0]) if data else None
     if size is None or data[1 + size : 2 + size] != bytes([_SNAPSHOT]):
         return data

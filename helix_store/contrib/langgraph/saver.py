@@ -42,7 +42,7 @@ from helix_store.locks.manager import DatabaseLockManager
 
 
 class _Owned(NamedTuple):
-    """The thread that a saver owns, and the fencing token of its term."""
+    """The thread that a saver owns, and the fencing token of its lease."""
 
     session_id: str
     fencing_token: int
@@ -53,16 +53,16 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
 
     A thread is the session with its id, in the database ``using`` and one tenant; the first write creates it
     with agent type ``langgraph``, and with the ``user_id`` and ``title`` in the config's metadata. A later
-    write sets the config's user for a thread without one, and raises `ConflictError` if the thread belongs to
+    write adds the config's user to a thread without one, and raises `ConflictError` if the thread belongs to
     another user. Values are stored as the pairs of type and bytes that ``serde`` creates, and are never
     interpreted. The default serializer builds objects of the types that a graph's schema names, and reads
     other types as plain data, regardless of the environment. ``allow`` names more types as (module, class
     name). Bytes that are marked as ``json`` or ``pickle`` raise `IntegrityFault`.
 
-    Safe in any thread: each call releases its connection. Your own call joins an open transaction of its
-    thread. The threads of ``graph.invoke`` cannot: inside ``atomic()`` it raises `OutsideTransaction`,
-    whereas ``async_to_sync(graph.ainvoke)`` joins. If a task is cancelled during a write, it is told after
-    the write has finished.
+    Safe in any thread: each call releases its connection. A call that you make yourself joins an open
+    transaction of its thread. Calls from the threads of ``graph.invoke`` cannot: inside ``atomic()`` they
+    raise `OutsideTransaction`, whereas ``async_to_sync(graph.ainvoke)`` joins. If a task is cancelled during
+    a write, it is told after the write has finished.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         allow: Iterable[tuple[str, str]] = (),
     ) -> None:
-        # None means strict; without the argument, the environment would decide.
+        # None means strict; if the argument were omitted, the environment would decide.
         super().__init__(serde=serde or StrictSerializer(allowed_msgpack_modules=list(allow) or None))
         self._adapter = SessionAdapter(AGENT_TYPE, using, tenant=tenant)
         self._owned: _Owned | None = None
@@ -85,7 +85,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
     # --- Reads ---
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the config's checkpoint, or the newest of its namespace, or ``None`` if there is none.
+        """Return the config's checkpoint, the newest of its namespace, or ``None`` if there is none.
 
         One statement. Pending writes are in the order of their task paths, task ids and positions. Raises
         `IntegrityFault` for a stored checkpoint that cannot be read.
@@ -103,8 +103,8 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         """Yield checkpoints of a thread, or with ``None`` of all the tenant's threads, newest first.
 
         ``filter`` holds members of the metadata that must be equal; one that JSON cannot represent, or that
-        has more than 8,192 characters in JSON, raises `InvalidQuery`. One statement for each page of
-        ``HELIX_STORE["PAGE_SIZE"]``, without a connection between two pages.
+        has more than 8,192 characters in JSON, raises `InvalidQuery`. Takes one statement for each page of
+        ``HELIX_STORE["PAGE_SIZE"]``, and holds no connection between two pages.
 
         In the list of a thread, a checkpoint that cannot be read raises `IntegrityFault` when it is reached;
         to continue the list after it, pass it as ``before``. A list of all threads leaves it out and logs an
@@ -117,8 +117,8 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return the writes of a checkpoint's ancestors to channels, each back to the newest stored value.
 
-        One statement for a page of ancestors, and one for all writes and values. Raises `IntegrityFault` if a
-        stored one cannot be read.
+        Takes one statement for each page of ancestors, and one for all writes and values. Raises
+        `IntegrityFault` if one of the stored values cannot be read.
         """
         return deltas.history(self._adapter.db, self.serde, Place.of(config), channels)
 
@@ -151,10 +151,10 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store a task's writes after a checkpoint, which may be stored later than its writes.
+        """Store a task's writes after a checkpoint, which itself may be stored later than the writes.
 
-        One statement on PostgreSQL, one transaction on SQLite. The first write of a task at a position stays;
-        errors, interrupts and resume values replace earlier ones. Raises as `put`.
+        One statement on PostgreSQL, one transaction on SQLite. The first write of a task at a position is
+        kept, but errors, interrupts and resume values replace earlier ones. Raises the same errors as `put`.
         """
         place = Place.of(config)
         if place.checkpoint_id is None:
@@ -179,7 +179,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         columns: dict[str, Any],
         locked: Any,
     ) -> None:
-        """Store by ``statement``; without one, use a transaction, whose number reveals its outcome."""
+        """Store with ``statement``; if there is none, use a transaction, whose number reveals its outcome."""
         db, owned = self._adapter.db, self._owned
         if owned is not None and owned.session_id != place.session_id:
             reason = "this saver owns another thread; claim this one too"
@@ -195,14 +195,14 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
             parameters = {**columns, **thread, "tenant": db.tenant}
             if call.try_write(statement, parameters):
                 return
-            # The thread is new, its user is not yet named, or the statement was aborted; the portable form
+            # The thread is new, its user is not yet set, or the statement was aborted; the portable form
             # tries again.
             self._adapter.ensure(place.session_id, **about)
-            # Checked again, because this opens the connection that the previous call released.
+            # This is checked again because it opens the connection that the previous call released.
             if not (call.has_fast_writes and call.try_write(statement, parameters)):
                 portable()
 
-        # A repeat stores the same checkpoint under the id that LangGraph made for it, or leaves writes alone.
+        # A repeat stores the same checkpoint under the id from LangGraph, or leaves writes unchanged.
         db.committed_once(store, lambda _: portable(), operation_id=lambda: columns["checkpoint_id"])
 
     def _store_locked(
@@ -216,7 +216,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         )
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """Return a version after ``current``, whose random part distinguishes versions of two branches."""
+        """Return a version after ``current`` whose random part distinguishes the versions of two branches."""
         number = 0 if current is None else int(str(current).split(".")[0])
         return f"{number + 1:032}.{random.random():016}"  # noqa: S311  no secret
 
@@ -224,9 +224,9 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
 
     def claim_write_ownership(self, thread_id: str) -> DjangoSaver:
         """Return the only saver that may write to a thread, until someone claims the thread again. It takes
-        over the lock with the name of the thread's session, in one statement: writes of the former owner are
+        over the lock with the name of the thread's session, in one statement: the former owner's writes are
         refused with `FencedOutError` and store nothing. This also supersedes a worker that drives the session
-        with a turn or its own lock, and vice versa. Savers without a claim are not checked.
+        with a turn or its own lock, and vice versa. Savers that have not claimed a thread are not checked.
         """
         _, session_id = Place.ids_of_thread(thread_id)
         lock = DatabaseLockManager(self._adapter.db.alias, tenant=self.tenant).take_over(session_id)
@@ -235,7 +235,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         return owner
 
     def check_write_ownership(self) -> None:
-        """Raise `FencedOutError` if this saver was superseded. Without a claim, nothing is checked."""
+        """Raise `FencedOutError` if this saver has been superseded. Without a claim, nothing is checked."""
         if self._owned is not None:
             session_id, token = self._owned
             db = self._adapter.db
@@ -244,7 +244,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
     # --- Threads ---
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread: the session with all of its data, if a saver created it, else its checkpoints."""
+        """Delete a thread: the whole session if a saver created it, otherwise only its checkpoints."""
         _, session_id = Place.ids_of_thread(thread_id)
         self._adapter.delete(session_id, LangGraphCheckpoint, LangGraphValue, LangGraphWrite)
 
@@ -259,7 +259,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints, values and writes of a thread to another one, in one transaction.
 
-        Rows that the target already has stay. A new target gets the user and the title of the source.
+        Rows that the target already has are kept. A new target gets the user and the title of the source.
         """
         upkeep.copy_thread(
             self._adapter, Place.ids_of_thread(source_thread_id), Place.ids_of_thread(target_thread_id)
@@ -270,10 +270,10 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
 
         ``keep_latest`` keeps the newest checkpoint of each namespace with its values and pending writes. The
         namespace of a subgraph's call is deleted with the checkpoint of the graph that it was called from. If
-        a thread uses a `DeltaChannel`, it also keeps the ancestors from which the newest value is read. One
-        transaction for each thread, in which no one else writes to it. Safe to repeat. Raises
-        `InvalidPayload` for another strategy. A thread that cannot be read keeps its history, and raises
-        `IntegrityFault` after the other threads are pruned.
+        a thread uses a `DeltaChannel`, it also keeps the ancestors from which the newest value is read. Each
+        thread takes one transaction, during which no one else can write to it. Safe to repeat. Raises
+        `InvalidPayload` for another strategy. A thread that cannot be read keeps its history, and
+        `IntegrityFault` is raised after the other threads are pruned.
         """
         upkeep.prune(self._adapter, self.serde, thread_ids, strategy, self.delete_thread)
 

@@ -1,4 +1,4 @@
-"""The default serializer, and the translation of any serializer's errors into errors of this store."""
+"""The default serializer, and the translation of all serializers' errors into errors of this store."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from helix_store.contrib.langgraph.plain import PLAIN_TYPES
 from helix_store.exceptions import IntegrityFault, InvalidPayload, shown_id
 
-# Graphs pass the types of their schemas to their saver only if this is set. LangGraph sets it if the variable
-# LANGGRAPH_STRICT_MSGPACK was set when it was imported. It makes no other saver strict: a serializer that
-# builds all objects ignores the types.
+# Graphs pass the types of their schemas to a saver only if this is set. LangGraph itself sets it only if the
+# variable LANGGRAPH_STRICT_MSGPACK was set when LangGraph was imported. No other saver becomes strict: a
+# serializer that builds all objects ignores these types.
 _serde.STRICT_MSGPACK_ENABLED = True  # type: ignore[attr-defined]  # it is imported there
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 class StrictSerializer(JsonPlusSerializer):
     """LangGraph's serializer, limited to the types that it writes. It builds objects of plain types, of
-    LangChain's messages, and of the types in the schema of its graph.
+    LangChain's messages, and of the types in the schema of the graph.
 
     LangGraph's serializer also reads ``json``, a type of older versions, and builds the langchain_core
     objects that such bytes name. This one does not.
@@ -49,7 +49,7 @@ def dumped(serde: SerializerProtocol, value: Any, path: str) -> tuple[str, bytes
 def read_from(thread_id: str, checkpoint_id: str, read: Callable[[], T]) -> T:
     """Read from the bytes of a checkpoint. If they cannot be read, raise an `IntegrityFault` that names it.
     Damaged bytes may raise any error, depending on where they are damaged. An `OSError` does not mean that
-    the bytes are damaged: a serializer may have requested a key from a service.
+    the bytes are damaged: the serializer may have requested a key from a service.
     """
     try:
         return read()

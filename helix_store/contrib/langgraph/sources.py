@@ -30,8 +30,8 @@ _OLDEST_FORMAT: Final = 4
 
 
 class ThreadSession(ForeignSession):
-    """A thread. ``values`` maps the namespace, channel and version of each value that was read to the number
-    of its bytes, until a checkpoint refers to it.
+    """A thread. ``values`` maps the namespace, channel and version of each value read so far to its number of
+    bytes, until a checkpoint refers to the value.
     """
 
     def __init__(self, kind: str, source_id: str, session_id: str | None = None) -> None:
@@ -47,7 +47,7 @@ class ThreadSource(ForeignSource):
     checkpoints_query: ClassVar[str]
     """Checkpoints of a thread by namespace and id; each begins with its id, namespace and parent."""
     writes_query: ClassVar[str]
-    """Id and namespace of the checkpoint, then task, position, path, channel, type and bytes."""
+    """The id and namespace of the checkpoint, then task, position, path, channel, type and bytes."""
     values_table: ClassVar[str]
     writes_table: ClassVar[str]
 
@@ -87,8 +87,8 @@ class ThreadSource(ForeignSource):
 
     @abstractmethod
     def _checkpoint(self, *columns: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Return a checkpoint, its metadata, and the values that it holds itself, from the columns after its
-        id, namespace and parent. Raises `InvalidPayload` if they cannot be read.
+        """Return a checkpoint, its metadata and the values inside it, from the columns after its id,
+        namespace and parent. Raises `InvalidPayload` if they cannot be read.
         """
 
     def _add_value(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
@@ -157,7 +157,7 @@ _POSTGRES_THREADS: Final = """
     SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM checkpoint_writes
     UNION SELECT thread_id FROM checkpoint_blobs WHERE type <> 'empty' """
 
-# A row of the type "empty" means that a channel has no value at a version.
+# A row of the type "empty" means that the channel has no value at that version.
 _POSTGRES_VALUES: Final = """
     SELECT channel, checkpoint_ns, version, type, blob FROM checkpoint_blobs
     WHERE thread_id = %s AND type <> 'empty'
@@ -210,9 +210,9 @@ _SQLITE_THREADS: Final = "SELECT thread_id FROM checkpoints UNION SELECT thread_
 
 
 class SqliteSaverSource(ThreadSource):
-    """The source of threads. Each checkpoint has all values; a value of several checkpoints is imported once,
-    by its version. The bytes are split without building the objects in them, so the import cannot run code in
-    the data.
+    """The source of threads. Each checkpoint contains all values; a value of several checkpoints is imported
+    once, by its version. The bytes are split without building the objects in them, so that code in the data
+    cannot run during the import.
     """
 
     session_count_query: ClassVar = f"SELECT count(*) FROM ({_SQLITE_THREADS})"
@@ -236,14 +236,14 @@ class SqliteSaverSource(ThreadSource):
         return self.tally.compare(self._reader.row_counts("checkpoints", "writes"))
 
     def _value_rows(self, thread_id: str) -> Iterator[tuple[Any, ...]]:
-        # On disk and in export order, because the values of a thread may be larger than the memory.
+        # The values are on disk and in export order, because those of a thread may not fit into memory.
         with closing(sqlite3.connect("", isolation_level=None)) as sorter:
             sorter.execute(_SORTED_VALUES)
             for row in self._reader.rows(self.checkpoints_query, thread_id):
                 try:
                     values = list(self._values(row))
                 except HelixStoreError:
-                    continue  # Reported when the checkpoint is added.
+                    continue  # This is reported when the checkpoint is added.
                 sorter.executemany("INSERT OR IGNORE INTO v VALUES (?, ?, ?, ?, ?)", values)
             yield from sorter.execute("SELECT * FROM v ORDER BY ns, channel, version")
 
@@ -267,7 +267,7 @@ class SqliteSaverSource(ThreadSource):
 
 
 def _unpacked(kind: Any, data: Any) -> dict[str, Any]:
-    """Return a checkpoint whose objects stay bytes. Raises `InvalidPayload`."""
+    """Return a checkpoint in which objects remain bytes. Raises `InvalidPayload`."""
     if kind != "msgpack":
         raise InvalidPayload(path="checkpoint/type", reason="only msgpack can be imported")
     try:
@@ -277,11 +277,11 @@ def _unpacked(kind: Any, data: Any) -> dict[str, Any]:
     return _checked(value)
 
 
-# --- Parts of both ---------------------------------------------------------------------------------
+# --- Shared parts ----------------------------------------------------------------------------------
 
 
 def _checked(value: Any) -> dict[str, Any]:
-    """Return the checkpoint of a saver, with the parts that the import reads. Raises `InvalidPayload`."""
+    """Return the checkpoint of a saver with the parts that the import reads. Raises `InvalidPayload`."""
     if type(value) is not dict:
         raise InvalidPayload(path="checkpoint", reason="it is not a readable object")
     for part in ("channel_values", "channel_versions"):
@@ -293,7 +293,7 @@ def _checked(value: Any) -> dict[str, Any]:
 
 
 def _json_object(text: Any, path: str) -> dict[str, Any]:
-    """Return the object of a JSON text. Raises `InvalidPayload`."""
+    """Return the object in a JSON text. Raises `InvalidPayload`."""
     try:
         value = json.loads(text)
     except (ValueError, TypeError, RecursionError):

@@ -2,7 +2,7 @@
 
 A write to a known thread takes a share lock on the session's row, so that the session cannot be deleted in
 the meantime; writers of one thread do not wait for each other. The session is looked up by a scalar subquery
-and never joined, so that the planner reads the rows of one session by their index, regardless of the size of
+and never joined, so that the planner reads the rows of a session by their index, regardless of the size of
 the tables.
 """
 
@@ -53,7 +53,7 @@ _REPLACE_CHECKPOINT: Final = "ON CONFLICT (session_id, namespace, checkpoint_id)
 )
 _WRITE_CONTENT: Final = "namespace, checkpoint_id, task_id, position, task_path, channel, type, blob"
 _WRITE_COLUMNS: Final = f"session_id, {_WRITE_CONTENT}"
-# For a position from 0 the first writer wins, and for a position below 0 the last one.
+# At positions of 0 or more, the first writer wins; at negative positions, the last one does.
 _KEEP_WRITE: Final = f"""
     ON CONFLICT (session_id, namespace, checkpoint_id, task_id, position) DO UPDATE
     SET task_path = EXCLUDED.task_path, channel = EXCLUDED.channel, type = EXCLUDED.type, blob = EXCLUDED.blob
@@ -63,7 +63,7 @@ _TOUCHED: Final = f"""touched AS (
         UPDATE {_SESSION} SET updated_at = %(at)s
         WHERE id = (SELECT id FROM session) AND updated_at < %(at)s::timestamptz - interval '1 second'
     )"""
-"""Updates the time of the session's last write, which shows whether it is idle, at most once per second."""
+"""Updates, at most once per second, the time of the last write, which shows if the session is idle."""
 
 PUT: Final = Statement(f"""
     WITH session AS ({_SESSION_OF_USER}),
@@ -82,8 +82,8 @@ PUT: Final = Statement(f"""
     FROM session
     {_REPLACE_CHECKPOINT}
     RETURNING session_id""")
-"""Put a checkpoint and its new values. If the session is unknown, or a user is given who is not the
-session's, nothing is put and no row is returned.
+"""Store a checkpoint and its new values. If the session is unknown, or the given user is not the session's
+user, nothing is stored and no row is returned.
 """
 
 PUT_WRITES: Final = Statement(f"""
@@ -99,11 +99,11 @@ PUT_WRITES: Final = Statement(f"""
     ),
     {_TOUCHED}
     SELECT id FROM session""")
-"""Put the writes of a task. In the same cases, nothing is put and no row is returned. The session's row is
-returned, because a repeat, which inserts nothing, must not look like an unknown session.
+"""Store the writes of a task. In the same cases, nothing is stored and no row is returned. The session's row
+is returned, so that a repeat, which inserts nothing, does not look like an unknown session.
 """
 
-# The same for one row in a transaction that has locked the session: on SQLite, and for guarded writes.
+# The same for one row, in a transaction that has locked the session: on SQLite, and for guarded writes.
 INSERT_VALUE: Final = Statement(f"""
     INSERT INTO {_VALUE} ({_VALUE_COLUMNS})
     VALUES (%(session)s, %(namespace)s, %(channel)s, %(version)s, %(type)s, %(blob)s)
@@ -123,7 +123,7 @@ INSERT_WRITE: Final = Statement(f"""
 
 _FOUND: Final = "id, session_id, namespace, checkpoint_id, parent_id, thread_id, versions, type, body"
 
-# Equal members, not containment: a filter for {"a": {}} does not find {"a": {"b": 1}}.
+# Compare members for equality, not containment: a filter for {"a": {}} must not find {"a": {"b": 1}}.
 _MATCHES: Final = (
     """NOT EXISTS (
         SELECT 1 FROM jsonb_each(%(filter)s::jsonb) AS wanted
@@ -139,7 +139,7 @@ _MATCHES: Final = (
     )""",
 )
 
-# SQLite would read all sessions for a Bloom filter of the join; PostgreSQL may begin with few sessions.
+# SQLite would read all sessions for a Bloom filter of the join; PostgreSQL may start with a few sessions.
 _OF_ALL_THREADS: Final = (
     (
         f"{_CHECKPOINT} AS c JOIN {_SESSION} AS s ON s.id = c.session_id",
@@ -175,11 +175,11 @@ _ITS_WRITES: Final = looked_up(
 def select(names: frozenset[str]) -> Statement:
     """Return a page of checkpoints, newest first, with their values and writes as three kinds of rows.
 
-    ``names`` are the names of the parameters, which decide the conditions. A value is in the result once,
-    however many checkpoints of the page refer to it.
+    ``names`` are the names of the parameters, which determine the conditions. The result contains each value
+    once, however many checkpoints of the page refer to it.
     """
     of_thread, of_namespace = "session_id" in names, "namespace" in names
-    # Unique within a namespace, so this is the order of an index.
+    # The id is unique within a namespace, so this is the order of an index.
     order = "c.checkpoint_id" if of_thread and of_namespace else "c.checkpoint_id, c.id"
     last = "%(last_checkpoint_id)s" if of_thread and of_namespace else "%(last_checkpoint_id)s, %(last_id)s"
 
@@ -276,7 +276,7 @@ HISTORY: Final = Statement(
         is_in_list("version", "versions", "text"),
     )
 )
-"""The writes of some checkpoints to some channels, and the values of these channels at some versions."""
+"""The writes of some checkpoints to some channels, and the values of those channels at some versions."""
 
 
 # --- Upkeep ----------------------------------------------------------------------------------------
@@ -304,8 +304,8 @@ COPY: Final = Statement(
     ).replace("%(thread_id)s", "%(thread_id)s::text"),
     citus=_COPIES,
 )
-"""All of `COPY_PARTS` as of one moment, on PostgreSQL, so that a checkpoint is copied with its values or not
-at all. On Citus the values are copied after the checkpoints, and may include unreferenced ones.
+"""All of `COPY_PARTS` in one statement on PostgreSQL, so that a checkpoint is copied with its values or not
+at all. On Citus, the values are copied after the checkpoints, and may include unreferenced ones.
 """
 
 DELETE_WRITES: Final = Statement(
@@ -357,4 +357,4 @@ def _lost_values(versions: str, of_sessions: str) -> str:
 
 
 LOST_VALUES: Final = Statement(*map(_lost_values, _VERSIONS, is_in_list("c.session_id", "ids", "bigint")))
-"""The checkpoints of sessions that refer to a missing value."""
+"""The checkpoints of the sessions that refer to a missing value."""

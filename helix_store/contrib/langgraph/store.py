@@ -56,7 +56,7 @@ class DjangoStore(OpenedByHabit, BaseStore):
     `sweep_ttl` deletes them; the store starts no thread, so ``sweep_interval_minutes`` is refused.
 
     ``index`` is the configuration of LangGraph's ``PostgresStore``. With it, a search with a ``query``
-    returns the items with the nearest texts. It needs PostgreSQL and the app of the vectors (see `Index`).
+    returns the items with the nearest texts. It requires PostgreSQL and the app for vectors (see `Index`).
     Texts are embedded before the transaction. Without an index, ``query`` and the ``index`` of a put have no
     effect, as in LangGraph's stores; the first such search logs a warning.
 
@@ -83,22 +83,22 @@ class DjangoStore(OpenedByHabit, BaseStore):
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run the operations and return their results in the same order.
 
-        All are checked before any statement. Reads see the store as it was before the batch; if several puts
-        have one address, the last one counts. A search leaves out an item that cannot be read and logs an
-        error; without a filter, the item still counts for ``limit`` and ``offset``. A get raises
-        `IntegrityFault`.
+        All operations are checked before the first statement. Reads see the store as it was before the batch;
+        if several puts have the same address, the last one wins. A search leaves out an item that cannot be
+        read and logs an error; without a filter, the item still counts towards ``limit`` and ``offset``. A
+        get of such an item raises `IntegrityFault`.
         """
         plan = self._planned(ops)
         return self._run(plan, Embedded() if self._index is None else self._index.embed(*plan.to_embed))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Async version of `batch`. A cancelled caller is told after the writes have ended."""
+        """Async version of `batch`. If the caller is cancelled, it is told after the writes have ended."""
         plan = self._planned(ops)
         embedded = Embedded() if self._index is None else await self._index.aembed(*plan.to_embed)
         return await in_thread_to_the_end(partial(self._run, plan, embedded))
 
     def sweep_ttl(self) -> int:
-        """Delete the tenant's expired items and return their number. One transaction deletes a thousand
+        """Delete the tenant's expired items and return their number. Each transaction deletes a thousand
         items.
 
         `expired_session_cleanup` and ``cleanup_expired_sessions`` also do this, for all tenants.
@@ -108,9 +108,9 @@ class DjangoStore(OpenedByHabit, BaseStore):
     def delete_namespace(self, prefix: Sequence[str]) -> int:
         """Delete all items of a namespace and of those under it, and return their number.
 
-        One transaction deletes a thousand items; safe to repeat. Items that are put during the call may stay.
-        Raises `InvalidPayload` without labels, and ``InvalidNamespaceError`` for labels that no item can
-        have.
+        Each transaction deletes a thousand items; safe to repeat. Items that are put during the call may
+        stay. Raises `InvalidPayload` without labels, and ``InvalidNamespaceError`` for labels that no item
+        can have.
         """
         if isinstance(prefix, str):
             raise InvalidPayload(path="prefix", reason="expected labels, got str")
@@ -144,7 +144,7 @@ class DjangoStore(OpenedByHabit, BaseStore):
         return results
 
     def _read(self, plan: _Plan, embedded: Embedded, results: list[Result]) -> list[StoredMemory]:
-        """Fill in the results, and return the items whose term restarts because they were read."""
+        """Fill in the results, and return the items whose term restarts because they have been read."""
         memories, read = self._memories, []
         found = memories.at([address for address, _ in plan.gets.values()]) if plan.gets else {}
         for index, (address, is_renewing) in plan.gets.items():
@@ -196,7 +196,7 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Operations by their place in the batch. The value of a delete is ``None``."""
+    """Operations, keyed by their place in the batch. The value of a delete is ``None``."""
 
     size: int
     gets: dict[int, tuple[Address, bool]] = field(default_factory=dict)
@@ -206,7 +206,7 @@ class _Plan:
 
     @property
     def to_embed(self) -> tuple[list[str], list[str]]:
-        """The texts to store, and the queries."""
+        """The texts to store and the queries to embed."""
         stored = [new for new in self.puts.values() if new is not None]
         return (
             [text for new in stored for text in new.embedded.values()],

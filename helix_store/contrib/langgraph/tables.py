@@ -30,7 +30,7 @@ def _check_type(columns: Mapping[str, Any]) -> None:
 
 
 def _check_checkpoint(columns: Mapping[str, Any]) -> None:
-    """Check ``versions``, which statements read as JSON: any other text would make every list fail."""
+    """Check ``versions``, which statements read as JSON: any other text would break every list."""
     _check_type(columns)
     try:
         versions = json.loads(columns["versions"])
@@ -41,7 +41,7 @@ def _check_checkpoint(columns: Mapping[str, Any]) -> None:
 
 
 def _copy_to_branch(statement: Statement, model: type[Model], branch: Branch) -> None:
-    """Copy a part of the thread to a branch of its session, with the id of the branch."""
+    """Copy a part of the thread to a branch of its session, under the id of the branch."""
     names = {"tenant": branch.db.tenant, "session_id": branch.source_id}
     branch.db.execute(statement, {**names, "target": branch.target, "thread_id": None})
 

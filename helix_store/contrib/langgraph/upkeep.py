@@ -1,6 +1,6 @@
 """Copying and deleting checkpoints.
 
-The caller's runs may continue; checkpoints that they put in the meantime are kept.
+The caller's runs may continue; checkpoints that they store in the meantime are kept.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def prune(
             _in_thread(adapter, names[1], partial(_keep_latest, serde, names))
         except IntegrityFault as exc:
             faults.append(exc)
-    # Raised only now, because an unreadable thread must not prevent the pruning of later ones.
+    # This is raised only at the end, because an unreadable thread must not prevent the pruning of later ones.
     for fault in faults:
         raise fault
 
@@ -132,9 +132,9 @@ def _keep_latest(serde: SerializerProtocol, names: tuple[str, str], session: Loc
 
 
 def _is_past(body: Body, roots: Iterable[str], newest: str | None) -> bool:
-    """Return whether a subgraph was called from a checkpoint of the graph that is deleted now."""
+    """Return whether a subgraph was called from a checkpoint of the graph that is now being deleted."""
     parents: Any = body.metadata.get("parents") or {}
-    # A call may be stored before the checkpoint that it was made from.
+    # A call may be stored before the checkpoint from which it was made.
     return parents.get("") in roots and parents.get("") != newest
 
 

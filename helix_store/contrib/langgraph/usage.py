@@ -34,12 +34,12 @@ class _Call(NamedTuple):
 
 class UsageRecorder(BaseCallbackHandler):
     """A callback that records the usage of models and tools in the session of the graph's thread. Pass it in
-    the ``callbacks`` of a config to ``invoke`` and ``ainvoke``. One object serves all threads of a tenant. An
-    entry has the id of the call, so that no call is recorded twice. A call outside of a thread is not
-    recorded; neither is a response from LangChain's cache, nor a tool that waits for a person.
+    the ``callbacks`` of a config to ``invoke`` and ``ainvoke``. One object serves all threads of a tenant.
+    The id of an entry is that of the call, so that no call is recorded twice. A call outside of a thread is
+    not recorded; neither is a response from LangChain's cache, or a tool that waits for a person.
 
-    Each call is one transaction after the response. An error does not stop the agent: LangChain logs it as a
-    warning of ``langchain_core.callbacks.manager``. Set ``raise_error`` to raise it.
+    Each call is recorded in one transaction after the response. An error does not stop the agent: LangChain
+    logs it as a warning of ``langchain_core.callbacks.manager``. Set ``raise_error`` to raise it.
     """
 
     # Most events are ends of chains and retrievers, which do not report usage.
@@ -99,7 +99,7 @@ class UsageRecorder(BaseCallbackHandler):
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         if isinstance(error, GraphBubbleUp):
-            # An interrupt: the tool runs again when it is answered.
+            # This is an interrupt: the tool runs again when it is answered.
             self._end(run_id)
         else:
             self._record_tool(run_id, success=False)
@@ -150,14 +150,14 @@ class UsageRecorder(BaseCallbackHandler):
 
 
 def _message_of(response: LLMResult) -> AIMessage | None:
-    """Return the first choice, because each choice of a response has the usage of all of them."""
+    """Return the first choice, because each choice of a response reports the usage of all of them."""
     generation = next((choice for choices in response.generations for choice in choices), None)
     message = generation.message if isinstance(generation, ChatGeneration) else None
     return message if isinstance(message, AIMessage) else None
 
 
 def _tokens(usage: Mapping[str, Any]) -> TokenCounts:
-    """Return token counts. Details are parts of the sums: tokens written to a cache also count as input."""
+    """Return token counts. Details are parts of the sums: tokens written to a cache count as input too."""
     return TokenCounts(
         prompt=usage["input_tokens"],
         completion=usage["output_tokens"],

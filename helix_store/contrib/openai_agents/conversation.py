@@ -16,9 +16,9 @@ def _says(item: dict[str, Any]) -> Said:
         role = "tool" if kind.endswith("_output") else "assistant"
     if parts := parts_of({**item, "role": role}):
         return Said(role, parts)
-    # A call of a hosted tool, such as a web search.
+    # This is a call of a hosted tool, such as a web search.
     return Said(role, [Part(kind="other", text=json.dumps(item, ensure_ascii=False), name=kind)])
 
 
 CONVERSATION = ItemConversation("OpenAI Agents SDK", _says, lane="main")
-"""Its branches are lanes. Every session of the SDK begins with ``main``."""
+"""Branches of a session are lanes. Every session of the SDK begins with ``main``."""

@@ -11,10 +11,10 @@ from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 
 class OpenAIRunState(models.Model):
-    """The text of a ``RunState``, who may answer it and until when, and who resumes it.
+    """The text of a ``RunState``, the user who may answer it, the deadline, and the resumer that claimed it.
 
     ``payload`` holds the text as a JSON string, so that any text is kept exactly. The claim ends at
-    ``claim_expires_at``; ``resumed_at`` is set when a claim is finished.
+    ``claim_expires_at``; ``resumed_at`` is set when a claim is completed.
     """
 
     session = models.ForeignKey(

@@ -56,10 +56,10 @@ class StoredRunState:
 
 
 class RunStateStore:
-    """The runs that wait, each in a row of its session. A text is returned exactly as it was saved:
-    ``RunState.from_string(agent, text)`` continues the run in any process. According to the SDK, it may hold
-    credentials; anyone who can read the table can read them. A save sets ``user_id`` as the user of a session
-    without one, and raises `ConflictError` if the session belongs to another user.
+    """The waiting runs, each in a row of its session. A text is returned exactly as it was saved:
+    ``RunState.from_string(agent, text)`` continues the run in any process. According to the SDK, it may
+    contain credentials; anyone who can read the table can read them. A save sets ``user_id`` as the user of a
+    session without one, and raises `ConflictError` if the session belongs to another user.
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "", user_id: UserId | None = None) -> None:
@@ -75,10 +75,10 @@ class RunStateStore:
         owner: str | None = None,
         deadline: datetime | None = None,
     ) -> str:
-        """Store a run that waits, and return its id, by default a new one. Only ``owner`` may claim it, if
-        there is one, and no one after ``deadline``. The first row creates the session. A repeat is safe; the
-        same id with another text raises `ConflictError`. Raises `InvalidPayload`, for example for a text that
-        is not a JSON object and could not be resumed, and `LimitExceeded` beyond ``max_state_bytes``.
+        """Store a waiting run, and return its id, by default a new one. If ``owner`` is set, only this user
+        may claim it, and nobody can after ``deadline``. The first run creates the session. A repeat is safe;
+        the same id with another text raises `ConflictError`. Raises `InvalidPayload`, for example for a text
+        that is not a JSON object and could not be resumed, and `LimitExceeded` beyond ``max_state_bytes``.
         """
         text = state if isinstance(state, str) else _written(state)
         payload = encode(text, limit=conf.limits().max_state_bytes, path="/state")
@@ -112,7 +112,7 @@ class RunStateStore:
         return None
 
     def waiting(self, session_id: str, *, limit: int = 50) -> list[StoredRunState]:
-        """List the runs of a session that wait, oldest first, at most 200, without their texts. One query."""
+        """List the waiting runs of a session, oldest first, at most 200, without their texts. One query."""
         parameters = self._names(session_id, "") | {"limit": validation.page_limit(limit, maximum=_LISTED)}
         return [_stored(session_id, row) for row in self._sessions.db.read(sql.WAITING, parameters)]
 
@@ -126,8 +126,8 @@ class RunStateStore:
         ttl_ms: Duration = _TTL_MS,
     ) -> RunStateClaim | None:
         """Take the right to resume a run for a term on the database's clock, or return ``None`` if it is
-        refused. It is refused while another claim is active, after a finished one, after the deadline, and
-        for an ``owner`` other than the run's. Only one of several concurrent callers gets it.
+        refused. The claim is refused while another one is active, after one was completed, after the
+        deadline, and for an ``owner`` other than the run's. Only one of several concurrent callers gets it.
         """
         term = ttl_milliseconds(ttl_ms, "ttl_ms")
         names = {
@@ -186,7 +186,7 @@ class RunStateClaim:
         return f"<RunStateClaim on {self.state_id} of {self.resumer!r}>"
 
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
-        """Restart the term and return its new end. Raises `LockLostError` if the term is over."""
+        """Restart the term and return its new end. Raises `LockLostError` if the term has expired."""
         term = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         rows = self._write(sql.REFRESH, {"ttl_ms": term})
         if not rows:
@@ -196,13 +196,13 @@ class RunStateClaim:
 
     def done(self) -> bool:
         """Mark the run as resumed, so that no one can claim it again. If you call it in the transaction of
-        the side effect, both happen or neither. This also works after the term. Returns ``False`` if the run
-        was claimed again, released or deleted.
+        the side effect, both happen or neither does. This also works after the term. Returns ``False`` if the
+        run was claimed again, released or deleted.
         """
         return bool(self._write(sql.FINISH, {}))
 
     def release(self) -> bool:
-        """Make the run available again; return ``False`` if the term was over."""
+        """Make the run available again; return ``False`` if the term had expired."""
         return bool(self._write(sql.RELEASE, {}))
 
     def _write(self, statement: Statement, parameters: Mapping[str, Any]) -> Rows:

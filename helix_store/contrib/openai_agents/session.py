@@ -37,7 +37,7 @@ class DjangoSession:
     another user. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger
     one.
 
-    ``limit`` of the settings is the number of newest items that a run reads; a negative one means all.
+    ``limit`` in the settings is the number of newest items that a run reads; a negative one means all.
 
     Each branch of the conversation is a lane of the session. ``branch`` is the branch to begin with; the
     current one belongs to the object, not to the stored session. A turn begins with a user message. The calls
@@ -74,7 +74,7 @@ class DjangoSession:
         """Return the newest ``limit`` items of the branch in the order in which they were added.
 
         The default ``limit`` comes from the settings. A negative one means all. An item that cannot be read
-        is left out, and does not count.
+        is left out, and does not count towards it.
         """
         if limit is not None:
             validation.query_number(limit, "limit", minimum=-MAX_BIGINT)
@@ -100,7 +100,7 @@ class DjangoSession:
 
     async def pop_item(self, *, wrapper: RunContextWrapper[Any] | None = None) -> TResponseInputItem | None:
         """Delete the newest item of the branch and return it. No two callers get the same one. Newer items
-        that cannot be read are also deleted.
+        that cannot be read are deleted as well.
         """
         return await self._pop_item_with_validation()
 
@@ -199,7 +199,7 @@ class DjangoSession:
     async def store_run_usage(self, result: RunResultBase) -> None:
         """Record the tokens of a run in the usage ledger, for the newest turn of the current branch.
 
-        One entry for each request to the model. Safe to repeat.
+        Adds one entry for each request to the model. Safe to repeat.
         """
         validation.instance(result, RunResultBase, "result")
         turns = await self._turns(None)
@@ -241,7 +241,7 @@ class DjangoSession:
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
     ) -> Any:
-        """Return the newest items and their compare-and-swap, for ``OpenAIResponsesCompactionSession``.
+        """Return the newest items with their compare-and-swap, for ``OpenAIResponsesCompactionSession``.
 
         Return ``None`` if the SDK has no class for them, or if an item cannot be read. The compaction then
         reads all items, clears the session and adds the new ones, which is not atomic.

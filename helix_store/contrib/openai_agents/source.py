@@ -49,7 +49,7 @@ class SQLiteSessionSource(ForeignSource):
         super().__init__(origin, self._file)
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
-        """Yield the usage of turns, unless the origin accepts that it is left out."""
+        """Yield the usage of turns, unless the origin allows it to be left out."""
         yield from self.tally.compare({"items": self._reader.one(f"SELECT count(*) FROM ({self._items})")[0]})
         yield from self._without_table_here("turn_usage")
 

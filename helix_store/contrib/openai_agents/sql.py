@@ -52,7 +52,7 @@ REFRESH: Final = _with_clock(
     f"UPDATE {_STATE} SET claim_expires_at = {{end}} WHERE {_HELD} RETURNING claim_expires_at"
 )
 RELEASE: Final = _with_clock(f"UPDATE {_STATE} SET claim_expires_at = NULL WHERE {_HELD} RETURNING id")
-# This also works after the term, unless someone else has claimed it since: the run was resumed.
+# This also works after the term has expired, unless someone else has claimed it since: the run was resumed.
 FINISH: Final = _with_clock(
     f"""UPDATE {_STATE} SET resumed_at = COALESCE(resumed_at, {{now}})
         WHERE {_OWN} AND claim_expires_at IS NOT NULL RETURNING id"""

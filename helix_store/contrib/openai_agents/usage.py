@@ -20,7 +20,7 @@ from helix_store.stores import DatabaseUsageStore
 
 
 class TurnUsage:
-    """Records and sums the requests of one session."""
+    """Records and adds up the requests of one session."""
 
     def __init__(self, session_id: str, *, using: str | None, tenant: str, user_id: str | None) -> None:
         self.session_id = session_id
@@ -51,7 +51,7 @@ class TurnUsage:
             self._sessions.write(self.session_id, partial(record_usage, entries=entries))
 
     def total(self, *, branch: str | None) -> dict[str, int] | None:
-        """Return the sums of one branch or of all, or ``None`` without entries."""
+        """Return the sums of one branch or of all, or ``None`` if there are no entries."""
         entries = self._entries(branch)
         if not entries:
             return None
@@ -76,7 +76,7 @@ class TurnUsage:
 
 
 def _requests(usage: Usage) -> list[TokenCounts]:
-    """Return the requests of a run, preceded by the usage that is known only for the whole run, as one
+    """Return the requests of a run, preceded by any usage that is known only for the whole run, as one
     request. It comes first, so it keeps its place if the run continues and makes more requests.
     """
     requests = [_tokens(request) for request in usage.request_usage_entries]

@@ -22,7 +22,7 @@ _MOST_COUNTED: Final = 100
 """The maximum number of entries of a conversation that a list of sessions reads."""
 
 _MOST_NUMBERED: Final = 10_000
-"""The number of entries that a page walks to reach the oldest one."""
+"""The maximum number of entries that a page walks to reach the oldest one."""
 
 _MAIN: Final = "current"
 _SOURCE: Final = 12_000
@@ -94,7 +94,7 @@ _PAGE: Final = Statement(
 
 
 class _PydanticConversation:
-    """The conversations of Pydantic AI. The histories that a conversation has left are its other threads."""
+    """The conversations of Pydantic AI. Histories that a conversation has abandoned are its other threads."""
 
     name = "Pydantic AI"
     needs: tuple[type[Model], ...] = (Conversation, ConversationEntry)
@@ -174,7 +174,7 @@ def _role(message: Mapping[str, Any], parts: list[Any]) -> str:
 
 
 def _flat(part: Any) -> Iterator[Any]:
-    """Yield a part in shapes that `parts_of` knows: a prompt may have several texts and files."""
+    """Yield a part in forms that `parts_of` understands: a prompt may have several texts and files."""
     match part:
         case {"part_kind": "user-prompt", "content": list(contents)}:
             yield from map(_content, contents)

@@ -11,10 +11,10 @@ from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 
 class ConversationFamily(models.Model):
-    """The conversations that may share entries: one and its forks.
+    """The conversations that may share entries: an original and its forks.
 
-    Every write holds a share lock on this row. A deletion of conversations locks it, so that an entry cannot
-    be deleted while a fork begins to point at it.
+    Every write holds a share lock on this row. A deletion of conversations locks it exclusively, so that an
+    entry cannot be deleted while a fork starts to refer to it.
     """
 
     tenant = IdentifierField(default="", blank=True)
@@ -36,7 +36,7 @@ class ConversationFamily(models.Model):
 
 class Conversation(models.Model):
     """The record of a conversation: its exact text, and copies of the values that are looked up. ``head_id``
-    and ``branches`` are the entries from which it reaches its history.
+    and ``branches`` are the entries through which it reaches its history.
     """
 
     session = models.OneToOneField(

@@ -1,4 +1,4 @@
-"""The entries that conversations reach from their heads and branches, and the deletion of all others."""
+"""The entries that conversations reach from their heads and branches, and the deletion of the rest."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ENTRY: Final = table(ConversationEntry)
 
 def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Model], int]:
     """Delete the entries that only conversations of these sessions reach, before the sessions are deleted.
-    Call it in a transaction. It locks the families of the conversations: a fork that begins now waits for the
-    commit, and an earlier fork keeps the entries that it reaches.
+    Call this in a transaction. It locks the families of the conversations: a fork that begins now waits for
+    the commit, and an earlier fork keeps the entries that it reaches.
     """
     keys = list_parameter(db, list(sessions))
     families: dict[str, list[str]] = defaultdict(list)
@@ -36,7 +36,7 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
     for tenant, names in sorted(families.items()):
         chosen = {"tenant": tenant, "families": list_parameter(db, names)}
         db.execute(_LOCK_FAMILIES, chosen)
-        # These are separate statements, so that they see the commits for which the lock has waited.
+        # These are separate statements, so that they see what was committed while the lock was awaited.
         entries += len(db.execute(_DELETE_UNREACHED, {**chosen, "sessions": keys}))
         emptied += len(db.execute(_DELETE_FAMILIES, {**chosen, "sessions": keys}))
     return {ConversationEntry: entries, ConversationFamily: emptied}
@@ -62,7 +62,7 @@ def families_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QueryS
 
 
 class _RawSQL(RawSQL):
-    """SQL with a text for each database."""
+    """SQL with one text for each database."""
 
     def __init__(self, postgresql: str, sqlite: str, params: Any) -> None:
         super().__init__(postgresql, params)

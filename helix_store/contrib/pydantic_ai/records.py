@@ -1,4 +1,4 @@
-"""Records and entries as rows: their conversion and back, and storing them under the locks of the session and
+"""The conversion of records and entries to rows and back, and storing them under the locks of the session and
 of the family.
 """
 
@@ -28,14 +28,14 @@ from helix_store.engine.rows import insert_row, insert_rows, update_row
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 
 _ROWS_PER_STATEMENT: Final = 500
-# As a list, because a dataclass takes the encoding of bytes from its container.
+# Dump a list, because a dataclass takes the encoding of bytes from its container.
 _RECORDS: Final = TypeAdapter(
     list[ConversationRecord], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 )
 
 
 class Changed(Exception):
-    """The stored conversation is not the expected one, or an entry that it points at is gone."""
+    """The stored conversation is not the expected one, or an entry that it refers to no longer exists."""
 
 
 class RecordRow(NamedTuple):
@@ -135,13 +135,13 @@ def _dumped(adapter: TypeAdapter[Any], values: list[Any], path: str) -> list[Any
 
 
 def _validated(adapter: TypeAdapter[Any], texts: Sequence[str]) -> Any:
-    # From values instead of JSON, because Pydantic's JSON reader refuses lone surrogates.
+    # Validate values instead of JSON, because Pydantic's JSON reader refuses lone surrogates.
     values = decode_all(texts)
     try:
         return adapter.validate_python(values)
     except ValidationError as exc:
         reason = f"{exc.error_count()} fields do not fit"
-    # Raised outside the handler, because Pydantic's error holds the values.
+    # This is raised outside the handler because Pydantic's error contains the values.
     raise IntegrityFault(
         f"The installed pydantic-ai cannot read a stored conversation ({reason}); was it stored by another "
         "version?"
@@ -152,7 +152,7 @@ def _validated(adapter: TypeAdapter[Any], texts: Sequence[str]) -> Any:
 
 
 def stored_record(session: LockedSession) -> StoredRecord | None:
-    """Return the record of a locked session, if it has one. ``known`` are the entries that it points at."""
+    """Return the record of a locked session, if it has one. ``known`` are the entries that it refers to."""
     rows = session.db.execute(sql.CONVERSATION_TO_WRITE, {"session": session.key})
     for key, family, revision, head_id, branches, document in rows:
         tips = json.loads(branches) if isinstance(branches, str) else branches
@@ -164,7 +164,7 @@ def stored_record(session: LockedSession) -> StoredRecord | None:
 def write_record(
     session: LockedSession, new: RecordRow, entries: Sequence[EntryRow], stored: StoredRecord | None
 ) -> None:
-    """Insert the entries, and replace the record ``stored``. Raises `Changed` if an entry that they point at
+    """Insert the entries, and replace the record ``stored``. Raises `Changed` if an entry that they refer to
     is not stored, and `InvalidPayload` if an id is taken.
     """
     db = session.db
@@ -190,7 +190,7 @@ def write_record(
 
 
 def _pointed_at(new: RecordRow, entries: Sequence[EntryRow]) -> frozenset[str]:
-    """Return the named entries that are not new. Raises `InvalidPayload` for a wrong order."""
+    """Return those of the named entries that are not new. Raises `InvalidPayload` for a wrong order."""
     brought: set[str] = set()
     outside = set()
     ids = {entry.entry_id for entry in entries}
@@ -213,10 +213,10 @@ def _hold(db: Database, family: str) -> bool:
 
 
 def _family_of(db: Database, entries: frozenset[str]) -> str:
-    """Return the family of stored entries, locked. Raises `Changed` if one of them is gone."""
+    """Return the family of stored entries, locked. Raises `Changed` if one of them no longer exists."""
     for family in sorted(set(_families(db, entries).values())):
         if _hold(db, family):
-            # Read again, because the previous holder of the lock may have deleted an entry.
+            # Read the entries again, because the previous holder of the lock may have deleted one.
             _check_entries(db, entries, family)
             return family
     raise Changed
@@ -229,7 +229,7 @@ def _check_entries(db: Database, entries: frozenset[str], family: str) -> None:
     if families.keys() != entries:
         raise Changed
     if set(families.values()) != {family}:
-        reason = "it points at entries of conversations that are not forks of each other"
+        reason = "it refers to entries of conversations that are not forks of each other"
         raise InvalidPayload(path="record", reason=reason)
 
 

@@ -53,7 +53,7 @@ HISTORY: Final = Statement(
         looked_up(ConversationEntry, "e", f"e.{_OF_TENANT} AND e.entry_id = history.parent_id"),
     )
 )
-"""The entries up to ``head_id``, the oldest first, at most ``limit``."""
+"""The entries up to ``head_id``, oldest first, at most ``limit``."""
 
 # --- Writes ------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ CONVERSATION_TO_WRITE: Final = Statement(
 
 _ONE_FAMILY: Final = f"SELECT id FROM {_FAMILY} WHERE tenant = %(tenant)s AND family = %(family)s"
 HOLD_FAMILY: Final = Statement(postgresql=f"{_ONE_FAMILY} FOR SHARE", sqlite=_ONE_FAMILY)
-"""Until the commit, no one can delete entries of the family. Its holders do not wait for each other."""
+"""Nobody can delete entries of the family until the commit. Its holders do not block each other."""
 
 FAMILIES_OF_ENTRIES: Final = Statement(
     *(

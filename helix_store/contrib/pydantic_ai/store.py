@@ -43,22 +43,22 @@ _logger = logging.getLogger(__name__)
 
 _UNKNOWN_MODEL: Final = "unknown"
 _COUNTED: Final = ("requests", "tool_calls")
-"""Counts of a run other than tokens, which become custom entries of the usage ledger."""
+"""Counts of a run other than tokens; they become custom entries of the usage ledger."""
 
 
 class DjangoConversationStore(ConversationStore):
     """A store of conversations in the database ``using`` and one tenant. Each conversation is a session.
 
     If a conversation id is not a valid session id, `session_id_for` converts it. The user of its session is
-    ``user_id``, or the scope that the conversation is created with, so that usage and erasure by user include
-    it. A save sets ``user_id`` as the user of a session without one, and raises `ConflictError` if the
-    session belongs to another user. A fork is a branch of its source, and is erased with it. A save is one
-    transaction: the record, its new entries and the usage that it adds to the ledger. If saves of one
-    revision run concurrently, one succeeds; the others raise ``ConversationConflict``. If a save or deletion
-    is cancelled, the caller is told after its transaction has ended. A deletion deletes the entries that no
-    other conversation of the tenant reaches, even if the session is deleted in another way, such as by
-    cleanup, the admin or an erasure. With a ``fencing_token``, a save or deletion of a conversation whose
-    lock has a larger one raises `FencedOutError` and stores nothing.
+    ``user_id``, or else the scope with which the conversation is created, so that usage and erasure by user
+    include it. A save sets ``user_id`` as the user of a session without one, and raises `ConflictError` if
+    the session belongs to another user. A fork is a branch of its source, and is erased with the source. A
+    save is one transaction: it stores the record, its new entries and the usage that it adds to the ledger.
+    If saves of one revision run concurrently, one succeeds; the others raise ``ConversationConflict``. If a
+    save or deletion is cancelled, the caller is told after its transaction has ended. A deletion also deletes
+    the entries that no other conversation of the tenant reaches, even if the session is deleted in another
+    way, such as by a cleanup, the admin or an erasure. With a ``fencing_token``, a save or deletion of a
+    conversation whose lock has a larger one raises `FencedOutError` and stores nothing.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class DjangoConversationStore(ConversationStore):
     ) -> Sequence[ConversationRecord]:
         """Return the records of the tenant, or of a scope, newest first. One statement, without the messages.
 
-        A record that cannot be read is left out and logged, and counts for ``limit``; `read_record` raises
-        `IntegrityFault` for it.
+        A record that cannot be read is left out and logged, but counts towards ``limit``; `read_record`
+        raises `IntegrityFault` for it.
         """
         limit = MAX_BIGINT if limit is None else validation.query_number(limit, "limit")
         if scope is None:
@@ -104,12 +104,12 @@ class DjangoConversationStore(ConversationStore):
         new_entries: Sequence[ConversationEntry] = (),
         expected_revision: str | None,
     ) -> None:
-        """Store a record, its new entries and the usage that it adds, all or nothing.
+        """Store a record, its new entries and the usage that it adds, either all of them or nothing.
 
-        Locks the session, and takes a share lock on the conversation's family. Raises
-        ``ConversationConflict`` if the stored revision differs or an entry that the record needs is gone,
-        `InvalidPayload` if an entry id is taken, `LimitExceeded`, and `FencedOutError` before it checks the
-        revision.
+        It locks the session, and takes a share lock on the conversation's family. Raises
+        ``ConversationConflict`` if the stored revision differs or an entry that the record needs no longer
+        exists, `InvalidPayload` if an entry id is taken, `LimitExceeded`, and `FencedOutError` before it
+        checks the revision.
         """
         validation.instance(record, ConversationRecord, "record")
         if expected_revision is not None:
@@ -207,7 +207,7 @@ class DjangoConversationStore(ConversationStore):
 
 
 def _origin(record: ConversationRecord) -> dict[str, str]:
-    """Return the metadata of a fork's session, with which an erasure of its source includes it."""
+    """Return the metadata of a fork's session, through which an erasure of the source includes the fork."""
     if record.forked_from is None or record.head_id is None:
         return {}
     return {BRANCHED_FROM: session_id_for(record.forked_from)}
@@ -224,9 +224,9 @@ def _usage_of_save(
     *,
     source: str,
 ) -> list[UsageEntry]:
-    """Return entries for the difference between ``record.usage`` and ``stored``: by model, then the counts. A
-    fork begins with the usage of its source conversation, which the ledger already has. The ids are derived
-    from the revision, so a save is recorded once.
+    """Return entries for the difference between ``record.usage`` and ``stored``: first by model, then the
+    counts. A fork begins with the usage of its source conversation, which is already in the ledger. The ids
+    are derived from the revision, so a save is recorded once.
     """
     if stored is None and record.forked_from is not None:
         return []
@@ -256,7 +256,7 @@ def _usage_of_save(
 
 
 def _by_model(spent: RunUsage, entries: Sequence[ConversationEntry]) -> Iterator[tuple[str, RunUsage]]:
-    """Yield the tokens of each model from the new responses; the rest belongs to the last model."""
+    """Yield the tokens of each model from the new responses; the remainder is assigned to the last model."""
     if _is_negative(spent):
         return
     responses = [entry.message for entry in entries if isinstance(entry.message, ModelResponse)]
@@ -266,7 +266,7 @@ def _by_model(spent: RunUsage, entries: Sequence[ConversationEntry]) -> Iterator
     rest = spent - sum(by_model.values(), RunUsage())
     last = _model_of(responses[-1]) if responses else _UNKNOWN_MODEL
     if _is_negative(rest):
-        # The responses do not account for the usage, so only the sum is known.
+        # The responses do not account for all of the usage, so only the sum is known.
         by_model = {last: spent}
     else:
         by_model.setdefault(last, RunUsage()).incr(rest)

@@ -21,8 +21,8 @@ from helix_store.core.payloads import decode_object, encode
 
 
 def _fork_to_branch(model: type[Model], branch: Branch) -> None:
-    """Create a fork of the conversation for a branch of its session, with the same history and no branches.
-    The lock of the source protects its entries, and thus the fork's, until the commit.
+    """Create a fork of the conversation for a branch of its session, with the same history but no branches.
+    Until the commit, the lock on the source protects its entries, and thus those of the fork.
     """
     source = Conversation._base_manager.using(branch.db.alias).filter(session=branch.source).first()
     if source is None:
@@ -50,7 +50,7 @@ def _fork_to_branch(model: type[Model], branch: Branch) -> None:
     )
 
 
-# An entry is exported once, however many conversations share it.
+# An entry is exported once, regardless of how many conversations share it.
 TABLES: Final = (
     AppTable(
         ConversationFamily,

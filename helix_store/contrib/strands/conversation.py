@@ -1,4 +1,4 @@
-"""The messages of Strands' agents, in the shape of Bedrock's Converse API. Each agent is a thread."""
+"""The messages of Strands' agents, in the form of Bedrock's Converse API. Each agent is a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILES: Final = ("image", "document", "video")
 def _says(stored: dict[str, Any]) -> Said:
     message = stored.get("redact_message") or stored.get("message")
     if not isinstance(message, Mapping):
-        # The start of a message that is too long to be read as a whole.
+        # This is the start of a message that is too long to be read as a whole.
         return Said("?", parts_of({"content": message}))
     content = message.get("content")
     blocks = [_block(block) for block in content if block] if isinstance(content, list) else content
@@ -22,7 +22,7 @@ def _says(stored: dict[str, Any]) -> Said:
 
 
 def _block(block: Any) -> Any:
-    """Return a block in a shape that `parts_of` knows."""
+    """Return a block in a form that `parts_of` understands."""
     match block:
         case {"toolUse": {"toolUseId": call_id, **use}}:
             return {"type": "tool_use", "id": call_id, **use}

@@ -51,7 +51,7 @@ class DjangoSessionRepository(SessionRepository):
     write sets ``user_id`` as the user of a session without one, and raises `ConflictError` if the session
     belongs to another user. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock
     has a larger one. Methods may be called in the thread of a running event loop, which then waits. Raises
-    Strands' `SessionException` if something does not exist or already exists, and the errors of this package.
+    Strands' `SessionException` if something does not exist or already exists, and the errors of helix_store.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DjangoSessionRepository(SessionRepository):
 
     @staticmethod
     def session_id_of(session_id: str) -> str:
-        """Return the id of the session in this store, which is derived if that of Strands is too long."""
+        """Return the session's id in this store, which is derived from Strands' id if that is too long."""
         return session_id_for(session_id)
 
     # --- Sessions ----------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class DjangoSessionRepository(SessionRepository):
 
     def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
         document = self._read(session_id, _SESSION, _SESSION)
-        # A branch of a session holds the document of its source.
+        # A branch of a session holds the same document as its source.
         return None if document is None else _built(Session, {**document, "session_id": session_id})
 
     def delete_session(self, session_id: str, **kwargs: Any) -> None:
@@ -104,7 +104,7 @@ class DjangoSessionRepository(SessionRepository):
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
         document = _plain(validation.instance(session_agent, SessionAgent, "session_agent").to_dict)
         agent_id = session_agent.agent_id
-        # Otherwise an agent would be stored whose messages cannot be stored.
+        # Otherwise, an agent would be stored whose messages cannot be stored.
         _messages(agent_id)
 
         def create(locked: LockedSession) -> None:
@@ -178,8 +178,8 @@ class DjangoSessionRepository(SessionRepository):
     # --- Graphs and swarms -------------------------------------------------------------------------
 
     def create_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
-        """Store the state of a graph or swarm, replacing an older one with its id, and record the usage of
-        its agents.
+        """Store the state of a graph or swarm, replacing an older one with the same id, and record the usage
+        of its agents.
         """
         self._put_multi_agent(session_id, multi_agent)
 
@@ -187,7 +187,7 @@ class DjangoSessionRepository(SessionRepository):
         return self._read(session_id, _MULTI_AGENTS, multi_agent_id)
 
     def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
-        """Replace the stored state, and record the usage of the agents since then."""
+        """Replace the stored state, and record the usage of the agents since the last one."""
         self._put_multi_agent(session_id, multi_agent, must_exist=True)
 
     def _put_multi_agent(
@@ -238,8 +238,8 @@ class DjangoSessionRepository(SessionRepository):
 
 
 def _plain(write: Callable[[], Any]) -> Document:
-    """Return the document as plain JSON, with enumerations as texts and tuples as lists. Strands copies what
-    it writes level by level, so a deep value fails there.
+    """Return the document as plain JSON, with enumerations as texts and tuples as lists. Strands copies the
+    data that it writes level by level, so a deeply nested value fails there.
     """
     try:
         plain: Document = json.loads(json.dumps(write(), ensure_ascii=False))
@@ -270,12 +270,12 @@ def _key_of(message: SessionMessage) -> str:
 
 
 def _message_key(message_id: int) -> str:
-    """Return a key that sorts as text in the order of the numbers."""
+    """Return a key whose order as text is the order of the numbers."""
     return f"{validation.whole_number(message_id, 'message_id'):019d}"
 
 
 def _beside_the_loop(call: Callable[[], R]) -> R:
-    """Make a call in this thread, or in another one if an event loop runs here, and wait for its end.
+    """Make a call in this thread, or in another if an event loop is running here, and wait for its result.
 
     Strands calls a repository from hooks without ``await``, in the thread of the event loop that runs the
     agent, and Django refuses blocking calls there.
@@ -293,7 +293,7 @@ def _beside_the_loop(call: Callable[[], R]) -> R:
 def _messages_of(multi_agent: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the messages with an id from the agents of a graph or swarm, including nested ones.
 
-    Without an id, a message would be recorded again by each update.
+    A message without an id would be recorded again by each update.
     """
     nodes = getattr(multi_agent, "nodes", None)
     for node in nodes.values() if isinstance(nodes, dict) else ():
@@ -307,7 +307,7 @@ def _usage_of(
     message: Mapping[str, Any], *, session_id: str, agent_type: str, model: str
 ) -> UsageEntry | None:
     """Return the ledger's entry for a model's response, or ``None`` for a message without usage. It has the
-    id of the message, so that a copy in another session does not count again.
+    id of the message, so that a copy in another session is not counted again.
     """
     match message:
         case {"metadata": {"usage": dict(usage)}}:

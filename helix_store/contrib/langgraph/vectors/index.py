@@ -33,8 +33,8 @@ class Embedded(NamedTuple):
 class Index:
     """A checked ``PostgresIndexConfig`` of LangGraph.
 
-    Raises `ImproperlyConfigured` without the app of the vectors, `NotSupportedOnBackend` if the database is
-    not PostgreSQL, and `InvalidPayload` for a configuration that has no meaning.
+    Raises `ImproperlyConfigured` if the app for vectors is not installed, `NotSupportedOnBackend` if the
+    database is not PostgreSQL, and `InvalidPayload` for an invalid configuration.
     """
 
     def __init__(self, config: IndexConfig, db: Database) -> None:
@@ -62,7 +62,7 @@ class Index:
         self._fields = _checked_paths([fields] if isinstance(fields, str) else fields, "index/fields")
 
     def texts_of(self, value: Mapping[str, Any], index: Any) -> dict[str, str]:
-        """Return the texts of a value that get a vector, by path; ``index`` is the put's ``index``."""
+        """Return the texts of a value that get a vector, by path; ``index`` is that of the put."""
         if index is False:
             return {}
         texts = {}
@@ -87,7 +87,7 @@ class Index:
         return Embedded(self._vectors(texts, documents), self._vectors(queries, of_queries))
 
     def score(self, distance: float) -> float:
-        """Return the score in the same scale as LangGraph's store: a higher score is nearer."""
+        """Return the score on the same scale as LangGraph's store: a higher score means a nearer text."""
         return 1 - distance if self.distance == "cosine" else -distance
 
     def _vectors(self, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> dict[str, str]:

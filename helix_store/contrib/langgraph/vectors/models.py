@@ -22,8 +22,8 @@ class VectorField(models.TextField):  # type: ignore[type-arg]  # not subscripta
 class LangGraphVector(models.Model):
     """The vector of a text in a memory. ``path`` is the place of the text in the value.
 
-    It belongs to the memory that was ``written_at`` this time: after a put that stores no vectors, the old
-    vectors are ignored. The database deletes it with the memory.
+    It belongs to the version of the memory that was ``written_at`` this time: after a put that stores no
+    vectors, the old vectors are ignored. The database deletes it with the memory.
     """
 
     tenant = IdentifierField(default="", blank=True)

@@ -33,9 +33,9 @@ def insert_vectors(db: Database, vectors: Iterable[tuple[str, str, str, str]], w
 
 
 def with_distance(memories: QuerySet[Any], index: Index, vector: str) -> QuerySet[Any]:
-    """Annotate memories with the ``distance`` of their nearest text; it is null for memories without vectors.
+    """Annotate memories with the ``distance`` of their nearest text, or null if they have no vectors.
 
-    Vectors with another number of dimensions, from an earlier model, are ignored.
+    Vectors with a different number of dimensions, from an earlier model, are ignored.
     """
     vectors = LangGraphVector.objects.using(memories.db).filter(
         tenant=OuterRef("tenant"),

@@ -22,7 +22,7 @@ def _check_vector(columns: Mapping[str, Any]) -> None:
 TABLES: Final = (
     AppTable(
         LangGraphVector,
-        # It sorts after the record of a memory, which an import must store first.
+        # It sorts after the record of a memory, because an import must store that first.
         record="langgraph_memory_vector",
         order=("namespace", "key", "path"),
         parent="tenant",
