@@ -25,8 +25,8 @@ from helix_store.engine.database import Database
 class Outline:
     """The part of a conversation that a list shows: the number of its messages, and the newest one.
 
-    ``is_partial`` means that there are more than ``count`` messages. ``last`` is ``None`` if a list would
-    have to read too much to know it.
+    ``is_partial`` means that the session has more than ``count`` messages. ``last`` is ``None`` if a list
+    would have to read too much to find it.
     """
 
     count: int
@@ -36,7 +36,7 @@ class Outline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationStep:
-    """A step on the path to the newest message. ``count`` is the number of messages after it."""
+    """A step that led to the newest message. ``count`` is the number of messages after this step."""
 
     step_id: str
     name: str = ""
@@ -50,10 +50,10 @@ class ConversationStep:
 class ConversationPage:
     """A page of a conversation's messages in order, and the number of all messages.
 
-    ``is_partial`` means that there are older messages than the first ``total`` that an adapter counts.
-    ``thread`` is the shown thread of the session's ``threads``, for frameworks that keep several in one
-    session, such as branches and sub-agents. ``path`` lists the newest steps that led to the newest message,
-    the newest first, for frameworks that store steps.
+    ``is_partial`` means that there are older messages than the first of the ``total`` that an adapter counts.
+    ``thread`` is the shown thread, one of the session's ``threads``, for frameworks that keep several in one
+    session, such as branches and sub-agents. ``path`` lists the last steps that led to the newest message,
+    newest first, for frameworks that store steps.
     """
 
     messages: tuple[ConversationMessage, ...]
@@ -97,7 +97,7 @@ _conversations: Final[dict[str, Conversation]] = {}
 
 
 def register_conversation(conversation: Conversation) -> None:
-    """Register how an adapter's rows are read as messages.
+    """Register the functions that read an adapter's rows as messages.
 
     Call it in ``AppConfig.ready()``; safe to repeat.
     """

@@ -27,7 +27,7 @@ _tables: Final[dict[type[Model], Table]] = {}
 def register_table(table: Table) -> None:
     """Register a table for export, import, branches, erasure, cleanup, the doctor and the admin.
 
-    Call this function in ``AppConfig.ready()``. A repeat with the same table changes nothing. Raises
+    Call this function in ``AppConfig.ready()``. A repeated call with the same table changes nothing. Raises
     `ImproperlyConfigured` if the table cannot be exported and imported without loss.
     """
     if _tables.get(table.model) == table:
@@ -38,7 +38,7 @@ def register_table(table: Table) -> None:
 
 
 def tables(of: Owner | None = None) -> tuple[Table, ...]:
-    """Return every table, or those whose rows belong to sessions, to streams, or directly to a tenant.
+    """Return all tables, or only those whose rows belong to sessions, to streams, or directly to a tenant.
 
     Tables of helix_store come first, in the order of an export; tables of other apps follow by record. Tables
     with their own unit in an export, such as sessions, are not in any of the three groups.
@@ -108,7 +108,7 @@ def _problems(table: Table) -> Iterable[str]:
     if any(options.get_field(name).null for name in table.order):
         yield "a column of the order is nullable"
     if not _is_unique(table, parent.name):
-        yield "no unique constraint covers its order, so that rows of one parent could change places"
+        yield "no unique constraint covers its order, so the rows of one parent could be reordered"
     for each in options.concrete_fields:
         if isinstance(each, ForeignKey) and each is not parent and each.name not in table.not_exported:
             yield f"{each.name} is a key of one database; name it in not_exported, or refer to a column"
@@ -131,7 +131,7 @@ def _is_to_session(column: Any) -> bool:
 
 
 def _is_unique(table: Table, parent: str) -> bool:
-    """Return whether the parent and the order distinguish every row."""
+    """Return whether the parent and the order together identify every row."""
     options = table.model._meta
     names = {parent, *table.order}
     keys = [set(each) for each in options.unique_together]

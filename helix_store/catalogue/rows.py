@@ -1,4 +1,4 @@
-"""Operations on the rows of all tables when their session is branched or deleted, or when they expire."""
+"""Operations on the rows of all tables when their session is branched or deleted, or when the rows expire."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from helix_store.models import Session
 
 
 def branch_rows(branch: Branch) -> None:
-    """Create the rows that each table has for a branch in the new session. Call in its transaction."""
+    """Create the rows that each table needs in the new session for a branch. Call this in its transaction."""
     filled = {child.related_model for child in children_with_rows(branch.db, [branch.source])}
     for table in tables("session"):
         if table.branch is not None and table.model in filled:
@@ -41,7 +41,7 @@ def let_go(db: Database, keys: Collection[int], models: Collection[type[Model]])
 
 
 class Sweep(NamedTuple):
-    """A clean-up of one tenant: ``delete`` deletes the expired rows of the table with this record name."""
+    """A cleanup of one tenant: ``delete`` deletes the expired rows in the table of ``record``."""
 
     record: str
     tenant: str
@@ -57,7 +57,7 @@ def sweeps(alias: str, tenant: str | None) -> Iterator[Sweep]:
 
 
 def tenants_with_rows(model: type[Model], alias: str) -> Iterator[str]:
-    """Yield a table's tenants in order, each by one look-up in the unique index, which begins with them."""
+    """Yield a table's tenants in order, each by one lookup in the unique index that begins with them."""
     rows = model._base_manager.using(alias)
     return (tenant for (tenant,) in distinct_values(Database(alias, ""), rows, "tenant"))
 
@@ -89,7 +89,7 @@ def children_with_rows(db: Database, keys: Collection[int]) -> list[Any]:
 
 @cache
 def _children_with_rows() -> Statement:
-    """Build the statement when it is first needed: only then are all models known."""
+    """The statement is built when it is first needed, because only then are all models known."""
 
     # EXISTS would be slow: for sessions with many rows, PostgreSQL expects an early hit in a table scan.
     firsts = (

@@ -1,4 +1,4 @@
-"""The declaration of a table: the owner of its rows, and their treatment by each operation."""
+"""The declaration of a table: the owner of its rows, and how each operation treats them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Counts = Mapping[type[Model], int]
 class Branch:
     """A branch of a session, in the transaction that creates it. The row of its source is locked.
 
-    ``source`` and ``target`` are the keys of the session rows. ``message_count`` is the number of messages
-    that the branch copies. ``checkpoint_id`` is its starting point, if the caller named a checkpoint. Rows
-    existed at that point if they are older than ``version`` of the session and not younger than ``until``.
+    ``source`` and ``target`` are the keys of their session rows. ``message_count`` is the number of messages
+    that the branch copies. ``checkpoint_id`` is its starting point, if the caller named a checkpoint. A row
+    existed at that checkpoint if it is older than the session's ``version`` and not younger than ``until``.
     """
 
     db: Database
@@ -69,17 +69,17 @@ class Table:
     tenant, they distinguish each row from the others of its tenant, in every database. ``not_exported`` maps
     the columns that an export omits to the reason. The key and ``parent`` are always omitted.
 
-    ``branch`` creates the rows of a branched session, in the transaction of the branch; without it a branch
-    has none. ``before_delete`` is called with the keys of sessions in the transaction that deletes their
-    rows, while the rows still exist: use it for data that several sessions share. It returns how many rows of
-    each model it deleted. A dry run rolls it back, so use ``transaction.on_commit`` for changes outside the
-    database. Both are called only for sessions with rows in this table.
+    ``branch`` creates the rows of a branched session, in the transaction of the branch; without it, a branch
+    has no rows in this table. ``before_delete`` is called with the keys of sessions in the transaction that
+    deletes their rows, while the rows still exist: use it for data that several sessions share. It returns
+    how many rows of each model it deleted. A dry run rolls it back, so use ``transaction.on_commit`` for
+    changes outside the database. Both are called only for sessions with rows in this table.
 
     ``of_sessions`` takes the rows of a tenant's table and the sessions to which an export is limited, and
     returns the rows that these sessions need; without it, such an export includes no rows of the table.
 
-    ``sweep`` deletes the rows of one tenant that have expired at a time, and returns their number. A cleanup
-    calls it for each tenant with rows in a table of tenants, outside a transaction.
+    ``sweep`` deletes the rows of one tenant that have expired at a given time, and returns their number. A
+    cleanup calls it outside a transaction, for each tenant that has rows in the table.
 
     ``check`` is for ``helix_doctor``. It takes keys of sessions, or of rows of a table of a tenant, and
     yields each faulty key with a description of the fault.
@@ -89,11 +89,11 @@ class Table:
 
     ``reads`` reads the text of a `PayloadField`, and raises `IntegrityFault` if the text is damaged.
 
-    The remaining fields are for the tables of helix_store. ``parts`` replaces ``order`` in an export.
+    The remaining fields are only for the tables of helix_store. ``parts`` replaces ``order`` in an export.
     ``follows`` names the record after which this one is exported. ``reference`` is a foreign key to a
-    checkpoint of the same session. ``unit`` is the kind of unit that begins with the row or holds it, if it
-    is not ``tenant_rows``. ``session_id`` is the column of a tenant's table that holds the id of a session,
-    or of a stream with the same name as its session.
+    checkpoint of the same session. ``unit`` is the kind of unit that begins with the row or contains it, if
+    it is not ``tenant_rows``. ``session_id`` is the column of a tenant's table that holds the id of a
+    session, or of a stream with the same name as its session.
     """
 
     model: type[Model]
@@ -126,7 +126,7 @@ class Table:
 
     @property
     def names_tenant(self) -> bool:
-        """True if a row holds the tenant itself: it belongs to a tenant, or outlives its session."""
+        """True if a row stores the tenant itself: it belongs to a tenant, or outlives its session."""
         return self.is_of_tenant or self.parent_field.null
 
     @property
@@ -140,10 +140,10 @@ class Table:
 
     @property
     def implied(self) -> frozenset[str]:
-        """The fields that no record has.
+        """The fields that a record never contains.
 
         The position of a record in the export implies its key and its parent. A call id lets a call whose
-        reply was lost recognise its write, and in the other database no process waits for such a reply.
+        reply was lost recognise its own write, and no process of the other database waits for such a reply.
         """
         parent = None if self.unit == self.record else self.parent
         return frozenset(

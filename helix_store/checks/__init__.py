@@ -1,5 +1,5 @@
 """System checks for settings and databases that would lose data or fail later. Only checks that take
-``databases`` query a database, and only a database that ``check --database`` or ``migrate`` names.
+``databases`` query a database, and only one that ``check --database`` or ``migrate`` names.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["check_database", "postgresql", "settings", "sqlite", "tables"]
 
 def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
     """Run every check that concerns one database, which is queried for its actual settings. ``deploy`` adds
-    what ``check --deploy`` adds. If the project's settings cannot be read, only this error is returned,
-    because the other checks need them.
+    the checks that ``check --deploy`` adds. If the project's settings cannot be read, only this error is
+    returned, because the other checks need them.
     """
     of_settings = settings.check_settings()
     if any(message.id in ("helix_store.E002", "helix_store.E004") for message in of_settings):

@@ -37,7 +37,7 @@ _POLICIES: Final = """
 
 
 def _queried(databases: Sequence[str] | None) -> list[BaseDatabaseWrapper]:
-    """Return connections to those databases of ``databases`` that may have the app's tables."""
+    """Return connections to those of ``databases`` that may contain the app's tables."""
     return [each for each in app_connections("postgresql") if each.alias in (databases or ())]
 
 
@@ -128,7 +128,7 @@ def check_postgres_durability(databases: Databases = None, **kwargs: Any) -> lis
 
 @register(Tags.database, "helix_store")
 def check_search_path(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
-    """Report E015: a pooler has dropped the search path of the settings."""
+    """Report E015: a pooler has dropped the search path in the settings."""
     return [
         Error(
             f"The settings of the PostgreSQL database {connection.alias!r} ask for search_path="
@@ -165,7 +165,7 @@ def check_policies(databases: Databases = None, **kwargs: Any) -> list[CheckMess
 
 
 _LONGEST_KEEPALIVE_SECONDS: Final = 900
-# A socket without TCP has keepalives of 0. Before PostgreSQL 17, its new setting is NULL.
+# A socket without TCP has keepalives of 0. Before PostgreSQL 17, the setting that it introduced is NULL.
 _BOUNDS: Final = """
     SELECT current_setting('idle_in_transaction_session_timeout') <> '0'
         OR coalesce(current_setting('transaction_timeout', true), '0') <> '0'

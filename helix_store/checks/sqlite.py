@@ -49,7 +49,7 @@ def check_sqlite_settings(
         options = connection.settings_dict.get("OPTIONS", {})
         mode = str(options.get("transaction_mode") or "").upper()
         journal_mode, synchronous = _sqlite_pragmas(connection, ask=connection.alias in (databases or ()))
-        # This applies even to a backport of the fix, so a project may compare with one version number.
+        # This also applies to a backport of the fix, so a project only has to compare version numbers.
         avoids_wal = sqlite3.sqlite_version_info < _FIRST_SAFE_SQLITE and journal_mode in _DURABLE_WITHOUT_WAL
         problems = {
             "helix_store.W001": mode not in ("IMMEDIATE", "EXCLUSIVE"),

@@ -51,7 +51,7 @@ def check_app_tables(**kwargs: Any) -> list[CheckMessage]:
 
 @register(Tags.database, "helix_store")
 def check_table_prefix(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
-    """Report E012: the tables were created with another table prefix."""
+    """Report E012: the tables were created with a different table prefix."""
     prefix = conf.table_name("")
     return [
         Error(

@@ -1,4 +1,4 @@
-"""One run of a cleanup, page by page. An error only affects the session that caused it."""
+"""One run of a cleanup, page by page. An error affects only the session that caused it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Cleaner:
     def detect(self, limit: int | None) -> Iterator[CleanupSummary]:
         """Count expired sessions. ``details`` also lists them and the overdue calls of other sessions.
 
-        This does not roll back a real run, because stores of other packages may have no transactions.
+        This does not roll back a real run, because stores from other packages may not have transactions.
         """
         for keys in self._expired_pages(limit):
             self._count(detected=len(keys))
@@ -111,8 +111,8 @@ class Cleaner:
     def _mark_page(self, keys: list[SessionKey]) -> Iterator[SessionKey]:
         """Mark the sessions of a page, and yield the `BUSY` ones.
 
-        The order is random, so that cleaners on the same page diverge. When they collide, the remaining
-        sessions are read again.
+        The order is random, so that cleaners that work on the same page diverge. If they collide, the
+        remaining sessions are read again.
         """
         keys = self._mark_in_bulk(keys)
         random.shuffle(keys)
@@ -204,7 +204,7 @@ class Cleaner:
 
     @contextmanager
     def _logged(self, key: SessionKey, message: str) -> Iterator[None]:
-        """Log and count an error that the block raises; the run goes on with the next session."""
+        """Log and count an error that the block raises; the run continues with the next session."""
         try:
             yield
         except Exception:

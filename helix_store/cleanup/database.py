@@ -160,7 +160,7 @@ class DatabaseCleanup:
         announce(self._db, key.session_id, EXPIRY_SIGNALS, tenant=key.tenant)
 
     def overdue_calls(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:
-        """Return a session's calls past their deadline, and the store that takes their answers."""
+        """Return a session's calls that are past their deadline, and the store that accepts their answers."""
         pending = self._with_keys([key]).values_list("pending_client_tool_calls", flat=True)
         text = self._db.query(lambda: first_row(pending))
         store = DatabaseStateStore(self._using, tenant=key.tenant)

@@ -39,7 +39,7 @@ _IN_USE: Final = "it is in use"
 
 
 class _Left(Exception):
-    """Raised with the reason when a tree is left unchanged."""
+    """Raised with the reason if a tree is left unchanged."""
 
 
 class _NewBranches(Exception):
@@ -69,15 +69,15 @@ def erase(
     waiting ones are withdrawn. Erasing a tenant also deletes the rows that other apps keep for it. Erasure is
     safe to repeat and to interrupt; a repeat continues.
 
-    Unless ``force`` is set, a tree with a live lock, a running run or a stream with a live writer is left. A
-    tree whose snapshots cannot be deleted is left and logged, unless ``leave_snapshots`` keeps them. With
-    ``keep_branches``, branches stay but lose the id of their source. Raise `InvalidQuery` for any other
-    combination of arguments and for a session id that several tenants have, and `TenantMoved` for a tenant
-    that is being moved to another database.
+    Unless ``force`` is set, a tree with a live lock, a running run or a stream with a live writer is skipped.
+    A tree whose snapshots cannot be deleted is skipped and logged, unless ``leave_snapshots`` keeps them.
+    With ``keep_branches``, branches are kept but lose the id of their source. Raise `InvalidQuery` for any
+    other combination of arguments and for a session id that several tenants have, and `TenantMoved` for a
+    tenant that is being moved to another database.
 
     A dry run erases a user or a session in one transaction for each tenant, and rolls it back; it ignores
-    workspace snapshots. On SQLite, other writers wait for it. A tenant may have too many sessions for one
-    transaction, so its rows are only counted.
+    workspace snapshots. On SQLite, other writers wait for that transaction. A tenant may have too many
+    sessions for one transaction, so its rows are only counted.
     """
     erasure = Erasure(
         using=using,
@@ -98,9 +98,9 @@ def erase(
 
 @dataclass(kw_only=True, eq=False)
 class Erasure:
-    """One erasure with the arguments of `erase`, and its receipt so far.
+    """One erasure, with the arguments of `erase` and its receipt so far.
 
-    ``left`` holds the sessions that were left, with the reason. They are not part of the receipt.
+    ``left`` holds the skipped sessions, each with the reason. They are not part of the receipt.
     """
 
     using: str | None = None
@@ -195,7 +195,7 @@ class Erasure:
     # --- Trees and their branches -------------------------------------------------------------------
 
     def _erase_with_branches(self, db: Database, session_id: str) -> Iterator[ErasureReceipt]:
-        """Erase the branches first. If this is stopped, a repeat can still find them by their source."""
+        """Erase the branches first. If this is interrupted, a repeat can still find them by their source."""
         waiting, met = [session_id], {session_id}
         while waiting:
             current = waiting[-1]
@@ -217,7 +217,7 @@ class Erasure:
         return set(references.branches_of(db, trees.ids_of(db, tree_keys(db, session_id))))
 
     def _erase_tree(self, db: Database, session_id: str, met: Collection[str], *, is_branch: bool) -> None:
-        """Erase one tree, or record why it is left. An error does not affect other trees."""
+        """Erase one tree, or record why it is skipped. An error does not affect other trees."""
         try:
             erased = db.transaction(partial(self._erase_now, db, session_id, met))
         except _Left as exc:
@@ -250,7 +250,7 @@ class Erasure:
         elif branches.difference(met):
             raise _NewBranches
         elif branches.intersection(key.session_id for key, _ in self.left if key.tenant == db.tenant):
-            raise _Left("a branch of it is left")
+            raise _Left("a branch of it is kept")
         keeps_snapshots = self.leave_snapshots or self.dry_run
         snapshots = [] if keeps_snapshots else trees.snapshots_of_tree(db, keys, self._providers)
         if snapshots:
@@ -270,9 +270,9 @@ class Erasure:
         return {"deleted": deleted, "changed": changed, "snapshots_deleted": len(snapshots)}
 
     def _count_tenant(self, db: Database) -> Iterator[ErasureReceipt]:
-        """Count the rows that the erasure of a tenant would delete or leave, trees page by page.
+        """Count the rows that the erasure of a tenant would delete or keep, page by page for trees.
 
-        Erasing 100,000 sessions in a transaction that is rolled back would lock their rows for many minutes.
+        Erasing 100,000 sessions in a transaction that is rolled back would lock their rows for minutes.
         """
         forecast = trees.Forecast(force=self.force)
         for page in self._session_pages(db):
@@ -289,7 +289,7 @@ class Erasure:
             self._count(deleted={each.model: db.query(each.count)})
             yield self.receipt
 
-    # --- What belongs to no tree ----------------------------------------------------------------------
+    # --- Rows that belong to no tree ------------------------------------------------------------------
 
     def _erase_rest(self, db: Database) -> Iterator[ErasureReceipt]:
         usage = _of_tenant(db, UsageEntry)
@@ -327,7 +327,7 @@ class Erasure:
         yield from self._delete_streams(db, _streams_without_session(db).filter(stream_id=session_id))
 
     def _erase_rest_of_tenant(self, db: Database, usage: QuerySet[UsageEntry]) -> Iterator[ErasureReceipt]:
-        # If a session is left, its usage, streams and locks are also left.
+        # If a session is skipped, its usage, streams and locks are also kept.
         yield from self._delete_pages(db, usage.filter(session__isnull=True))
         yield from self._delete_streams(db, _streams_without_session(db))
         session = Session.objects.using(db.alias).filter(
@@ -335,13 +335,13 @@ class Erasure:
         )
         yield from self._delete_pages(db, self._free(db, _of_tenant(db, Lock).filter(~Exists(session))))
         if not self.left:
-            # A session that was left may need these rows. Rows that refer to others are deleted first, so
+            # A session that was skipped may need these rows. Rows that refer to others are deleted first, so
             # that they are counted.
             for table in reversed(tables("tenant")):
                 yield from self._delete_pages(db, _of_tenant(db, table.model))
 
     def _free(self, db: Database, locks: QuerySet[Lock]) -> QuerySet[Lock]:
-        """Return the locks that nobody holds, or all locks with ``force``. Held locks are left."""
+        """Return the locks that nobody holds, or all locks with ``force``. Held locks are kept."""
         if self.force:
             return locks
         now = db.query(db.now)
@@ -376,7 +376,7 @@ def _of_tenant(db: Database, model: type[Model]) -> QuerySet[Any]:
 
 
 def _streams_without_session(db: Database) -> QuerySet[Stream]:
-    """Return the streams that no session names."""
+    """Return the streams that no session refers to."""
     named = Session.objects.using(db.alias).filter(tenant=OuterRef("tenant"), stream_id=OuterRef("stream_id"))
     return _of_tenant(db, Stream).filter(~Exists(named))
 

@@ -20,7 +20,7 @@ _ERRORS_OF_A_LINK: Final = (errno.ELOOP, errno.ENOTDIR)
 
 
 def files_of(storage: Storage) -> RemoteFiles | LocalFiles:
-    # Django's in-memory storage has paths, but the files do not exist.
+    # Django's in-memory storage has paths, but no files exist there.
     if isinstance(storage, InMemoryStorage):
         return RemoteFiles(storage)
     try:
@@ -35,9 +35,9 @@ def files_below(
 ) -> Iterator[str]:
     """Yield the names of all files below a folder, counting links as files.
 
-    If something other than a folder is on the way from ``owned`` to ``folder``, it is the only file. Raise
-    `LimitExceeded` for a folder deeper than ``max_depth`` below ``folder``, and after ``max_entries`` files
-    and folders.
+    If there is anything other than a folder on the path from ``owned`` to ``folder``, it is the only file.
+    Raise `LimitExceeded` if a folder is deeper than ``max_depth`` below ``folder``, and after ``max_entries``
+    files and folders.
     """
     for length in range(len(owned), len(folder) + 1):
         is_folder = files.is_folder(folder[:length])
@@ -62,7 +62,7 @@ def files_below(
 
 
 class RemoteFiles:
-    """Files that are only accessible through Django's storage API. They contain no links."""
+    """Files that can only be accessed through Django's storage API. They contain no links."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -79,7 +79,7 @@ class RemoteFiles:
         yield from ((name, False) for name in files if name)
         for name in folders:
             if name:
-                # A key in an object store may contain "..", which its back end resolves.
+                # A key in an object store may contain "..", which the back end of the storage resolves.
                 portable_parts(name, "snapshot_id")
                 yield name, True
 
@@ -137,7 +137,7 @@ class LocalFiles:
     def _opened(self, folder: Parts) -> Iterator[_Place]:
         """Open a folder. Raise `SuspiciousFileOperation` if a link or a file is on the way."""
         if not {os.open, os.stat, os.unlink} <= os.supports_dir_fd:
-            # On Windows, a link that is created between the check and the use goes unnoticed.
+            # On Windows, a link created between the check and the use goes unnoticed.
             path = os.path.join(os.path.realpath(self._root), *folder)
             if os.path.realpath(path) != path:
                 raise _link_on_the_way(folder)
@@ -166,7 +166,7 @@ def _link_on_the_way(folder: Parts) -> SuspiciousFileOperation:
 
 
 def portable_parts(path: Any, where: str) -> tuple[str, ...]:
-    """Return `_parts_of_path` for any storage. Windows and django-storages treat a backslash as a slash."""
+    """Return `_parts_of_path` for any storage. Windows and django-storages treat a backslash like a slash."""
     if type(path) is str and "\\" in path:
         raise InvalidPayload(path=where, reason="a backslash is not allowed in a path")
     return _parts_of_path(path, where)

@@ -1,4 +1,4 @@
-"""The sessions that a cleanup finds, what becomes of each, and the counts of cleanups and erasures."""
+"""The sessions that a cleanup finds, the outcome for each, and the counts of cleanups and erasures."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class CleanupOutcome(Enum):
     GONE = auto()
     FAILED = auto()
     BUSY = auto()
-    """Another worker holds its lock or has just written to it, so it must be tried again."""
+    """Another worker holds its lock or has just written to it, so the cleanup must try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryCandidate:
-    """An expired session as it was read. The version shows whether it has changed since."""
+    """An expired session as it was read. The version shows whether the session has changed since."""
 
     key: SessionKey
     version: int
@@ -60,7 +60,7 @@ class ExpiryCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Counts(Serializable):
-    """Numbers, and numbers of rows by unprefixed table name, without zeros and ordered by name."""
+    """Counts, and numbers of rows by table name without prefix; zeros are omitted, and names are in order."""
 
     def plus(self, **more: int | Mapping[type[Model], int]) -> Self:
         """Return the counts with these numbers, or numbers of rows by model, added to the named fields."""
@@ -103,7 +103,7 @@ class CleanupSummary(Counts):
 
 @dataclass(frozen=True, slots=True)
 class CleanupDetails:
-    """The sessions and calls behind the counts. Several cleanups may share them.
+    """The sessions and calls that the counts refer to. Several cleanups may share them.
 
     A dry run adds the ``expired`` sessions and the ``overdue`` calls of other sessions. Every cleanup adds
     the sessions ``with_problems``; a session with repeated problems is only added once. ``not_swept`` holds
@@ -120,7 +120,7 @@ class CleanupDetails:
 
 
 def digest_of(identifier: str) -> str:
-    """Return the SHA-256 of an id. The owner of the id can find the receipt by it."""
+    """Return the SHA-256 of an id. The owner of the id can use it to find the receipt."""
     return hashlib.sha256(identifier.encode()).hexdigest()
 
 

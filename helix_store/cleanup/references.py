@@ -1,4 +1,4 @@
-"""Rows outside of a session tree that refer to its sessions, or hold copies of their data."""
+"""Rows outside a session tree that refer to its sessions, or hold copies of their data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def branches_of(db: Database, session_ids: Collection[str]) -> list[str]:
 
 
 def forget_branching_point(db: Database, session_id: str) -> None:
-    """Remove the id of its source from a branch. Call this in a transaction."""
+    """Remove the id of the source session from a branch. Call this in a transaction."""
     head = lock_session(db, session_id)
     metadata = Session.objects.using(db.alias).values_list("metadata", flat=True).get(pk=head.pk)
     advance(db, head, metadata={key: value for key, value in metadata.items() if key != BRANCHED_FROM})
@@ -36,7 +36,7 @@ def forget_branching_point(db: Database, session_id: str) -> None:
 def foreign_refs(
     db: Database, keys: Collection[int], session_ids: Collection[str]
 ) -> QuerySet[SubSessionRef]:
-    """Return the refs from other sessions to these. A ref holds the output of its sub-session."""
+    """Return the refs that other sessions have to these. A ref holds the output of its sub-session."""
     refs = SubSessionRef.objects.using(db.alias).filter(sub_session_id__in=session_ids, location="local")
     # This is not a join, because without statistics SQLite would start with all sessions of the tenant.
     of_tenant = Session.objects.using(db.alias).filter(pk=OuterRef("session_id"), tenant=db.tenant)
@@ -44,7 +44,7 @@ def foreign_refs(
 
 
 def remove_foreign_refs(db: Database, keys: Collection[int], session_ids: Collection[str]) -> int:
-    """Delete such refs, locking each session and raising its version. Call this in a transaction."""
+    """Delete these refs, lock each session and increment its version. Call this in a transaction."""
     refs = foreign_refs(db, keys, session_ids)
     owners = list(refs.order_by("session_id").values_list("session__session_id", flat=True).distinct())
     removed = 0
@@ -70,7 +70,7 @@ def usage_of_sub_sessions(
 
 
 def budgets_of_user(db: Database, user_id: str) -> Iterator[QuerySet[Any]]:
-    """Yield the counters of a user, including those of budgets per user, and then the user's budgets."""
+    """Yield the counters of a user, including those of budgets per user, followed by the user's budgets."""
     budgets = Budget.objects.using(db.alias).filter(tenant=db.tenant, scope=BudgetScope.USER)
     counters = BudgetCounter.objects.using(db.alias).filter(tenant=db.tenant, value=user_id)
     yield counters.filter(name__in=budgets.values("name"))
@@ -78,7 +78,7 @@ def budgets_of_user(db: Database, user_id: str) -> Iterator[QuerySet[Any]]:
 
 
 def budgets_of_trees(db: Database, session_ids: Collection[str]) -> Iterator[QuerySet[Any]]:
-    """Yield the counters and then the budgets of trees with these roots."""
+    """Yield the counters of trees with these roots, followed by the trees' budgets."""
     budgets = Budget.objects.using(db.alias).filter(
         tenant=db.tenant, scope=BudgetScope.TREE, value__in=session_ids
     )

@@ -79,11 +79,11 @@ def apply_retention(
 
     A session tree is deleted as a whole, children first, if each of its sessions is idle by the rule of its
     status. One transaction locks the rows of the tree, checks again, deletes the workspace snapshots through
-    their providers, and then deletes the rows. Usage is kept until its own rule applies. Trees with a live
-    lock, a running run or a stream with a live writer are left alone, and so are trees that share a session
-    with another tree. All other deletions use transactions of one session, one stream or one page of entries.
-    It is safe to repeat, to interrupt, and to run several times at once. A session that cannot be deleted, or
-    a tenant that is being moved to another database, is logged and counted in ``errors``.
+    their providers, and then deletes the rows. Usage is kept until the rule for usage applies. Trees with a
+    live lock, a running run or a stream with a live writer are skipped, and so are trees that share a session
+    with another tree. All other deletions use one transaction for each session, each stream or each page of
+    entries. It is safe to repeat, to interrupt, and to run several times at once. A session that cannot be
+    deleted, or a tenant that is being moved to another database, is logged and counted in ``errors``.
 
     A dry run counts, in a few statements for each page. It does not roll back a real run: a rule must not
     find rows that another rule has deleted, so the run would be one transaction that locks all rows for
@@ -109,7 +109,7 @@ def apply_retention(
 
 @dataclass(kw_only=True, eq=False)
 class Retention:
-    """One application of a policy with the arguments of `apply_retention`, and its summary so far."""
+    """One run of a policy, with the arguments of `apply_retention` and its summary so far."""
 
     using: str | None = None
     tenant: str | None = None
@@ -157,9 +157,9 @@ class Retention:
         yield from self._reduce_usage(db)
 
     def _unless_moved(self, tenant: str, steps: Iterator[RetentionSummary]) -> Iterator[RetentionSummary]:
-        """Run the steps for one of several tenants.
+        """Run all rules for one of several tenants.
 
-        If the tenant is being moved, the other tenants are still handled.
+        If this tenant is being moved, the run continues with the others.
         """
         try:
             yield from steps
@@ -191,7 +191,7 @@ class Retention:
                 yield self.summary
 
     def _idle_pages(self, db: Database, status: str, before: datetime) -> Iterator[dict[int, str]]:
-        """Yield ids by key of idle sessions without a parent, in the order of the index by status."""
+        """Yield the ids, by key, of idle sessions without a parent, in the order of the index by status."""
         parent = Session.objects.using(db.alias).filter(
             tenant=OuterRef("tenant"), session_id=OuterRef("parent_session_id")
         )
@@ -274,7 +274,7 @@ class Retention:
         self._doom(db, keys, streams)
 
     def _doom(self, db: Database, keys: Collection[int], streams: Sequence[trees.DoomedStream]) -> None:
-        """Record the rows that other rules would have found here."""
+        """Record the rows that other rules would also have counted here."""
         if self._policy.checkpoints_keep is not None:
             parameters = {"keep": self._policy.checkpoints_keep, "keys": list_parameter(db, list(keys))}
             ((surplus,),) = db.read(SURPLUS_CHECKPOINTS, parameters)

@@ -47,11 +47,11 @@ def expired_session_cleanup(
     marks all sessions of a page that have no workspaces. Then each call past its deadline gets its
     ``on_expiry`` default. Any number of cleanups may run at once; a repeat is safe.
 
-    ``workspace_providers`` maps names to providers; the default is the providers of the settings. ``limit``
-    is the largest number of sessions to detect. ``now`` is an aware datetime or epoch milliseconds, by
-    default the database's clock. A dry run changes nothing. ``progress`` is called after each page.
-    ``delete_after`` (a timedelta, or days) also deletes the trees of marked sessions that expired longer ago,
-    but keeps their usage. At the end, the expired rows of other apps are deleted. A session that cannot be
+    ``workspace_providers`` maps names to providers; by default, those in the settings are used. ``limit`` is
+    the maximum number of sessions to detect. ``now`` is an aware datetime or epoch milliseconds, by default
+    the database's clock. A dry run changes nothing. ``progress`` is called after each page. ``delete_after``
+    (a timedelta, or days) also deletes the trees of marked sessions that expired longer ago than this, but
+    keeps their usage. At the end, the expired rows of other apps are deleted. A session that cannot be
     cleaned up is logged, counted in ``errors`` and tried again by the next cleanup. Raise `InvalidQuery` for
     invalid arguments. Source: the operator-driven session cleanup of the state store document.
     """
@@ -85,7 +85,7 @@ def expired_session_cleanup_batches(
 ) -> Iterator[CleanupSummary]:
     """Run `expired_session_cleanup` as a generator of the counts after each page. It can be stopped.
 
-    The sessions and calls behind the counts are added to ``details``, if one is given.
+    The sessions and calls that the counts refer to are added to ``details``, if given.
     """
     if using is not None and state_store is not None:
         raise InvalidQuery("Pass using or state_store, not both.", path="using")

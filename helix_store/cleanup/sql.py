@@ -38,7 +38,7 @@ LINKS_INTO: Final = for_keys(
     JOIN {_SESSION} AS owner ON owner.id = ref.session_id AND owner.tenant = child.tenant
     WHERE child.id IN %(keys)s"""
 )
-"""The keys of these sessions, each with the key of a session that has it as a sub-session."""
+"""The keys of these sessions, each with the key of a session of which it is a sub-session."""
 
 _AGES: Final = " ".join(f"WHEN '{status}' THEN updated_at <= %({status})s" for status in SessionStatus)
 
@@ -88,14 +88,14 @@ def _streams_of_no_other(clock: Clock) -> str:
 
 
 STREAMS_OF_NO_OTHER: Final = for_keys(with_clock(_streams_of_no_other))
-"""The key, chunk count and lost-writer flag of streams that only these sessions refer to."""
+"""The key, the chunk count and the lost-writer flag of streams that only these sessions refer to."""
 
 
 @cache
 def row_counts() -> Statement:
     """Return the statement that counts rows of these sessions, in the order of `children_of_sessions`.
 
-    It is built on first use, because only then is every model known.
+    It is built on first use, because only then are all models known.
     """
     counts = (
         f"(SELECT count(*) FROM {table(child.related_model)} WHERE {child.field.column} IN %(keys)s)"

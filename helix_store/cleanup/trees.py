@@ -1,4 +1,4 @@
-"""Steps of deleting session trees: lock them, check that they are not in use, and count rows by table."""
+"""The steps of deleting session trees: lock them, check that they are not in use, and count rows by table."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def sessions_with_keys(db: Database, keys: Collection[int]) -> QuerySet[Session]
 
 
 def require_writable(db: Database, keys: Collection[int]) -> None:
-    """Write locked rows unchanged, so that a moving tenant is refused before any irreversible step.
+    """Write locked rows unchanged, so that a tenant being moved is refused before any irreversible step.
 
-    Its sessions may continue in another database, with the same snapshots. Raise `TenantMoved`.
+    Its sessions may continue in the other database, with the same snapshots. Raise `TenantMoved`.
     """
     sessions_with_keys(db, keys).update(updated_at=F("updated_at"))
 
@@ -48,7 +48,7 @@ def ids_of(db: Database, keys: Collection[int]) -> list[str]:
 
 
 def links_into(db: Database, keys: Collection[int]) -> dict[int, set[int]]:
-    """Return, by the key of a session, the keys of the sessions that have it as a sub-session."""
+    """Return, by the key of a session, the keys of the sessions of which it is a sub-session."""
     links = defaultdict(set)
     for key, owner in db.read(LINKS_INTO, {"keys": list_parameter(db, list(keys))}):
         links[key].add(owner)
@@ -56,12 +56,12 @@ def links_into(db: Database, keys: Collection[int]) -> dict[int, set[int]]:
 
 
 def is_in_use(db: Database, keys: Collection[int]) -> bool:
-    """Return whether one of the sessions is in use and must be left. Call this in a transaction.
+    """Return whether one of the sessions is in use and must be kept. Call this in a transaction.
 
-    It locks the rows of the sessions' locks, so nobody can acquire one until the transaction ends.
+    It locks the rows of the sessions' locks, so that nobody can acquire one until the transaction ends.
     """
     locks = locks_of(db, keys)
-    # If a row is locked, someone is acquiring that lock, and it is about to be live.
+    # If a row is locked, someone is acquiring that lock, so it is about to become live.
     free = set(locks.select_for_update(skip_locked=True).order_by("pk").values_list("pk", flat=True))
     if set(locks.values_list("pk", flat=True)) - free:
         return True
@@ -99,7 +99,7 @@ def snapshots_of_tree(
 
 
 class DoomedStream(NamedTuple):
-    """A stream that no session refers to once some sessions are deleted."""
+    """A stream that no session refers to once these sessions are deleted."""
 
     key: int
     chunks: int
@@ -127,18 +127,18 @@ def row_counts(db: Database, keys: Collection[int], streams: Collection[DoomedSt
 
 
 class Forecast:
-    """The forecast of a tenant's erasure for a dry run, tree by tree in the same order."""
+    """The forecast of a tenant's erasure for a dry run, tree by tree in the order of a real one."""
 
     def __init__(self, *, force: bool) -> None:
         self._force = force
         self._counted: set[int] = set()
 
     def of_page(self, db: Database, tops: Sequence[int]) -> tuple[Rows, int, list[int]]:
-        """Return the rows that the trees of these sessions delete, the number of the trees, and the tops of
-        trees in use.
+        """Return the rows that are deleted with the trees of these sessions, the number of the trees, and the
+        roots of trees in use.
 
-        Usage, streams and locks are not counted. Pages come in key order, so only the counted sub-sessions
-        with larger keys are remembered.
+        Usage, streams and locks are not counted. Pages come in key order, so only those sub-sessions already
+        counted that have larger keys must be remembered.
         """
         found = forest_keys(db, tops)
         used = set() if self._force else in_use(db, set().union(*found.values()))
@@ -149,7 +149,7 @@ class Forecast:
             if keys & used:
                 left.append(top)
                 continue
-            # A session with a smaller key was already counted with its tree.
+            # A session with a smaller key has already been counted with its tree.
             counted |= {key for key in keys if key >= top} - self._counted
             self._counted |= keys
             number += 1

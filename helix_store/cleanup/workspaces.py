@@ -26,7 +26,7 @@ from helix_store.core import validation
 
 _FOLDER_OF_DEFAULT_STORAGE: Final = "helix_store_workspaces"
 _LONGEST_NAME: Final = 200
-"""The longest name, in characters. File systems allow 255 bytes."""
+"""The maximum length of a name, in characters. File systems allow 255 bytes."""
 
 _SHORTENED: Final = re.compile(rf".{{{_LONGEST_NAME - 65}}}-[0-9a-f]{{64}}")
 
@@ -53,7 +53,7 @@ class WorkspaceProvider(Protocol):
 class StorageWorkspaceProvider:
     """Snapshots as files of a Django storage: a local folder, or any back end of django-storages.
 
-    A session owns every file below its `folder`. A snapshot id is the file's name in the storage. If you pass
+    A session owns all files below its `folder`. A snapshot id is the file's name in the storage. If you pass
     a storage, it must belong to the provider: every folder in it belongs to a session or tenant. Otherwise
     the provider uses a folder of the project's default storage.
 
@@ -78,7 +78,7 @@ class StorageWorkspaceProvider:
         return "/".join(self._folder(session_id, ref, tenant))
 
     def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str = "") -> Iterable[str]:
-        """Return the files below the folder of the ref. A link counts as one file, whatever its target.
+        """Return the files below the folder of the ref. A link counts as one file, regardless of its target.
 
         Raise `InvalidPayload` for an invalid ref, `LimitExceeded` for a folder that is too deep or has too
         many files, and `SuspiciousFileOperation` for a link above the session's own folder.
@@ -107,11 +107,11 @@ class StorageWorkspaceProvider:
 
 
 def _session_folder(session_id: str, tenant: str) -> tuple[str, ...]:
-    """Return the folder of a session as its names, from the root of the storage downwards.
+    """Return the folder of a session as a list of names, from the root of the storage downwards.
 
-    No two sessions share a folder, and no session's folder is inside another's: a tenant, an id and a ref's
-    ``path`` occupy separate levels, and no quoted text contains the ``=`` of a tenant's level. This holds on
-    file systems that distinguish upper and lower case.
+    No two sessions share a folder, and no session's folder is inside that of another: a tenant, an id and a
+    ref's ``path`` occupy separate levels, and no quoted text contains the ``=`` of a tenant's level. This
+    holds on file systems that distinguish upper and lower case.
     """
     name = _name(validation.identifier(session_id, "session_id"))
     return (f"tenant={_name(validation.tenant(tenant))}", name) if tenant else (name,)
@@ -169,7 +169,7 @@ class Snapshot(NamedTuple):
 def owned_snapshots(
     providers: Mapping[str, WorkspaceProvider], key: SessionKey, refs: Iterable[Any]
 ) -> list[Snapshot]:
-    """Return the snapshots of a session. Raise `MissingProvider` before listing any of them."""
+    """Return the snapshots of a session. Raise `MissingProvider` before any snapshot is listed."""
     known = [(_provider(providers, ref), ref) for ref in refs]
     return [
         Snapshot(provider, snapshot_id)
@@ -189,7 +189,7 @@ def _provider(providers: Mapping[str, WorkspaceProvider], ref: Any) -> Workspace
 def _listed_snapshots(
     provider: WorkspaceProvider, session_id: str, ref: Mapping[str, Any], *, tenant: str
 ) -> Iterable[str]:
-    """Call `WorkspaceProvider.list_snapshots`, even on a provider without tenants."""
+    """Call `WorkspaceProvider.list_snapshots`, even on a provider that does not support tenants."""
     list_snapshots: Any = provider.list_snapshots
     parameters = inspect.signature(list_snapshots).parameters
     if "tenant" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):

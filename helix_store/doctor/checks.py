@@ -1,4 +1,4 @@
-"""Checks, which yield faults of rules, and the scope in which they examine rows, by pages and by index."""
+"""Checks, which yield faults of rules, and the scope of their rows, which they examine in pages by index."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Scope:
     def pages(self, model: type[Model]) -> Iterator[list[int]]:
         """Yield the keys of the rows in scope, in pages.
 
-        Rows that are added in the meantime may be left out.
+        Rows that are added in the meantime may be missed.
         """
-        # With a tenant, this is a range of the unique index that begins with it.
+        # With a tenant, this is a range of the unique index that begins with the tenant.
         table = declared(model)
         order = table.order[0] if self.is_narrowed and len(table.order) == 1 else "pk"
         rows = self.all_rows(model).filter(**self._conditions(model))
@@ -77,7 +77,7 @@ def fetched(db: Database, rows: QuerySet[Any, Any]) -> list[Any]:
 
 
 def read_keys(db: Database, statement: Statement, keys: list[int]) -> Rows:
-    """Run a statement that `for_keys` has made."""
+    """Run a statement that `for_keys` has built."""
     return db.read(statement, {"keys": list_parameter(db, keys)})
 
 
@@ -89,7 +89,7 @@ RowCheck = Callable[[Scope], Iterable[Fault]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check. ``keyed`` examines rows of ``of`` by their keys; a fix repeats it under the row's lock."""
+    """A check. ``keyed`` examines rows of ``of`` by their keys; a fix repeats this under the row's lock."""
 
     rules: tuple[str, ...]
     of: type[Model] | None = None
@@ -121,7 +121,7 @@ def over(*rules: str) -> Callable[[RowCheck], Check]:
 
 
 def by_statement(rule: str, of: type[Model], table: str, statement: Statement) -> Check:
-    """Return a check by a statement that returns the tenant, name, key and row of each fault."""
+    """Return a check that runs a statement, which returns the tenant, name, key and row of each fault."""
 
     def keyed(db: Database, keys: list[int]) -> Iterator[Fault]:
         for tenant, name, key, row in read_keys(db, statement, keys):
@@ -139,7 +139,7 @@ def fault(
     *,
     key: int | None = None,
 ) -> Fault:
-    """Return a fault with its sample. ``row`` distinguishes a row from others with the same name."""
+    """Return a fault with its sample row. ``row`` distinguishes a row from others of the same name."""
     sample = Sample(tenant=tenant, name=name, row=None if row is None else str(row))
     return Fault(rule, table, sample, key)
 

@@ -24,7 +24,7 @@ from helix_store.engine.statement import Statement
 
 
 def schema_faults(db: Database) -> list[Fault]:
-    """Return the app's and registered tables' migrations that the database or this version lacks."""
+    """Return the migrations of the app and of registered tables that the database or this version lacks."""
     loader = db.query(lambda: MigrationLoader(db.connection))
     apps_ = {table.model._meta.app_label for table in tables()}
     known = {each for each in loader.disk_migrations if each[0] in apps_}
@@ -45,7 +45,7 @@ def _migration(app: str, name: str) -> str:
 
 
 def check_findings(alias: str, *, deploy: bool) -> list[Finding]:
-    """Return the system check messages about one database, merging messages with the same id."""
+    """Return the system check messages about one database, with messages of the same id merged."""
     by_id: dict[str, list[CheckMessage]] = {}
     for message in check_database(alias, deploy=deploy):
         by_id.setdefault(message.id or "", []).append(message)
@@ -131,7 +131,7 @@ _HAS_SIZES: Final = Statement(
 
 
 def table_sizes(db: Database) -> list[TableSize]:
-    """Return the size of each table of the app and its indexes, as far as the database reports it."""
+    """Return the size of each of the app's tables and its indexes, as far as the database reports it."""
     parameters = {"names": list_parameter(db, _table_names())}
     rows: Iterable[Any] = db.read(_SIZES, parameters) if db.read(_HAS_SIZES, {}) else ()
     known = {name: sizes for name, *sizes in rows}

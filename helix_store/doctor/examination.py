@@ -22,7 +22,7 @@ from helix_store.sessions.database.rows import session_with_id
 
 _SAMPLES: Final = 10
 _Place = tuple[str, str | None]
-"""A rule, and a table."""
+"""A rule and a table in which it is broken."""
 
 _NOTHING_TO_EXAMINE: Final = frozenset(
     {
@@ -49,10 +49,10 @@ class Listener:
         """Report that ``rows`` were examined for a check, and ``done`` of ``total`` checks are complete."""
 
     def fixes(self, fault: Fault, action: str) -> None:
-        """Report that a fix follows, or that it would work in a dry run."""
+        """Report that a fault will be fixed, or could be fixed in a dry run."""
 
     def left(self, fault: Fault) -> None:
-        """Report that a fix was not safe."""
+        """Report that a fix would not have been safe."""
 
     def must_stop(self) -> bool:
         return False
@@ -70,10 +70,10 @@ def diagnose(
 ) -> Diagnosis:
     """Examine the database ``using``, or one tenant or session in it.
 
-    Read page by page, each page in one statement, without a lock and in constant memory. With ``fix``,
-    fix each fault that is safe to fix, in one transaction under the row's lock; ``dry_run`` rolls it back.
-    ``deploy`` adds the checks of ``check --deploy``. A session belongs to the tenant, ``""`` by default. It
-    is safe to repeat and to stop. Raise `InvalidQuery` and `SessionNotFound`.
+    Read page by page, each page in one statement, without a lock and in constant memory. With ``fix``, fix
+    each fault that is safe to fix, in one transaction under the row's lock; ``dry_run`` rolls it back.
+    ``deploy`` adds the checks of ``check --deploy``. A session belongs to the given tenant, by default
+    ``""``. It is safe to repeat and to interrupt. Raise `InvalidQuery` and `SessionNotFound`.
     """
     if session_id is not None:
         session_id, tenant = validation.identifier(session_id, "session_id"), tenant or ""

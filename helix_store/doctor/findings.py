@@ -10,7 +10,7 @@ from helix_store.core.serialization import Serializable
 
 
 class Severity(StrEnum):
-    """Errors lose data or break calls, and warnings may become errors. Only these two are problems."""
+    """Errors lose data or break calls, and warnings may turn into errors. Only these count as problems."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -23,7 +23,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Serializable):
-    """One faulty place: a session or stream by its id, or one of its rows by a distinguishing value."""
+    """One place with a fault: a session or stream by its id, or one of its rows by a distinguishing value."""
 
     tenant: str | None = None
     name: str | None = None
@@ -34,7 +34,7 @@ class Sample(Serializable):
 
 
 class Fault(NamedTuple):
-    """One place where a rule is broken. ``key`` is the key of the row that a fix locks."""
+    """One place where a rule is broken. ``key`` is the key of the row that a fix has to lock."""
 
     rule_id: str
     table: str | None
@@ -44,7 +44,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Serializable):
-    """All places in one table where the same rule is broken. ``samples`` holds the first of them."""
+    """All places in one table in which the same rule is broken. ``samples`` holds the first of them."""
 
     id: str
     severity: Severity
@@ -64,7 +64,7 @@ class Finding(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSize(Serializable):
-    """The estimated rows and the bytes of a table and its indexes, ``None`` if the database reports none."""
+    """The estimated rows and the bytes of a table and its indexes, or ``None`` if they are not reported."""
 
     table: str
     rows: int | None
@@ -74,7 +74,7 @@ class TableSize(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Serializable):
-    """The result of one examination. ``stopped_at`` is ``None`` if it is complete."""
+    """The result of one examination. ``stopped_at`` is ``None`` if the examination is complete."""
 
     database: str
     schema_version: int

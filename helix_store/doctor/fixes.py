@@ -1,4 +1,4 @@
-"""The fixes of ``--fix``. They only use facts from other rows, under the lock of the row that they change."""
+"""The fixes of ``--fix``. They use only facts from other rows, and lock the row that they change."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from helix_store.sessions.tool_calls import earliest_deadline
 from helix_store.streams.notifications import notify_after_commit
 
 Fix = Callable[[Database, Any], object]
-"""A function that fixes a locked row, or leaves it alone if a fix is not safe."""
+"""A function that fixes a locked row, or leaves it unchanged if a fix is not safe."""
 
 
 def fix(db: Database, check: Check, rule: str, key: int, *, dry_run: bool) -> list[Fault]:
     """Fix a rule's faults in one row, in one transaction, and return the remaining faults.
 
-    The check is repeated under the row's lock, so a row that has been fixed in the meantime is left alone. A
-    dry run is rolled back. It is safe to repeat.
+    The check is repeated under the row's lock, so a row that has been fixed in the meantime is left
+    unchanged. A dry run is rolled back. It is safe to repeat.
     """
 
     def mend() -> list[Fault]:
@@ -49,7 +49,7 @@ def _found(db: Database, check: Check, rule: str, key: int) -> list[Fault]:
 
 
 def _message_count(db: Database, head: Session) -> None:
-    """Fix the count only if the history is whole. A longer checkpoint shows that messages were lost."""
+    """Fix the count only if the history is complete. A longer checkpoint shows that messages were lost."""
     messages = Message.objects.using(db.alias).filter(session_id=head.pk)
     last = messages.aggregate(last=Max("sequence"))["last"] or 0
     beyond = Checkpoint.objects.using(db.alias).filter(
@@ -65,7 +65,7 @@ def _deadline(db: Database, head: Session) -> None:
 
 
 def _current(db: Database, head: Session) -> None:
-    """Also clear the base key: without it the next step stores a full payload, which is always correct."""
+    """Also clear the base key: without it, the next step stores a full payload, which is always correct."""
     current = (
         Checkpoint.objects.using(db.alias)
         .filter(pk=head.current_id or 0)
@@ -95,7 +95,7 @@ def _usage(db: Database, entry: UsageEntry) -> None:
 
 
 def _last_sequence(db: Database, stream: Stream) -> None:
-    """Only raise the number. A lower one would be reused for another chunk than the one readers saw."""
+    """Only increase the number. A lower one would be used for a chunk other than the one that readers saw."""
     newest = stream.chunks.using(db.alias).aggregate(newest=Max("sequence"))["newest"]
     if newest is not None and newest > stream.last_sequence:
         Stream.objects.using(db.alias).filter(pk=stream.pk).update(last_sequence=newest)

@@ -1,4 +1,4 @@
-"""The invariants between the rows of a sound database, each defined only here, and suspicions."""
+"""The invariants between the rows of a sound database, each defined only here, and suspicious conditions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from helix_store.sessions.tool_calls import earliest_deadline
 
 @each(Session, "message-count-off", "message-hole")
 def histories(db: Database, keys: list[int]) -> Iterator[Fault]:
-    """Compare the head's count with the last message. A hole only concerns the messages themselves."""
+    """Compare the count in the head with the last message. A gap concerns only the messages themselves."""
     for tenant, name, key, count, number, first, last in read_keys(db, sql.HISTORIES, keys):
         if count != last:
             yield fault("message-count-off", "session", tenant, name, key=key)
@@ -83,7 +83,7 @@ def _orphans(scope: Scope, model: Any, column: str, owner: Any) -> Iterator[tupl
     if ends["first"] is None:
         return
     known = scope.all_rows(owner).filter(pk=OuterRef(column))
-    # Use key ranges, not pages: most rows have an owner, so a page of orphans could be the whole table.
+    # Use key ranges, not pages: most rows have an owner, so a page of orphans could scan the whole table.
     for start in range(ends["first"], ends["last"] + 1, scope.page_size):
         page = rows.filter(~Exists(known), pk__gte=start, pk__lt=start + scope.page_size)
         found = fetched(scope.db, page.order_by("pk").values_list("pk", column))
@@ -127,7 +127,7 @@ def counters(db: Database, keys: list[int]) -> Iterator[Fault]:
 
 
 def _differing(db: Database, name: str) -> list[tuple[str, str]]:
-    """Return the value and period of each counter that differs from the ledger, unless counters change."""
+    """Return the value and period of each counter that differs from the ledger, unless it is changing."""
     before = db.query(partial(counters_of, db, name))
     for _ in range(_ATTEMPTS):
         sums = db.query(partial(sums_of, db, name))

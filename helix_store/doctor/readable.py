@@ -51,13 +51,13 @@ from helix_store.sessions.layout import HEAD_FIELDS, JSON_COLUMNS
 from helix_store.sessions.reading import checkpoint_state, current_state
 
 _PAGE: Final = 50
-"""The number of rows with payloads in memory at once. Each payload may be as long as the limits allow."""
+"""The most rows whose payloads are in memory at once. Each payload may be as long as the limits allow."""
 
 _SOUND_ENVELOPE: Final = '{"agent_type":"any","status":"active"}'
 
 
 def _can_read(read: Callable[[], Any]) -> bool:
-    """Return whether ``read``, which raises `IntegrityFault` for faulty text, can read a stored text."""
+    """Return whether a stored text is readable by ``read``, which raises `IntegrityFault` for faulty text."""
     try:
         read()
     except IntegrityFault:
@@ -80,7 +80,7 @@ def heads(db: Database, keys: list[int]) -> Iterator[Fault]:
 
 
 def _read_head(columns: dict[str, Any]) -> None:
-    """Read the columns as a load does, together with a sound state."""
+    """Read the columns as a load does, but together with a sound state."""
     try:
         documents = {name: json.loads(columns[name]) for name in ("tags", "metadata")}
     except ValueError as exc:
@@ -122,7 +122,7 @@ def _rows_of(scope: Scope, model: type[Model], parent: str, keys: list[int]) -> 
 def _paged(
     scope: Scope, rows: QuerySet[Any], order: tuple[str, ...], columns: tuple[str, ...]
 ) -> Iterator[_Row]:
-    """Yield the place of each row in an order, and its columns, one page of payloads at a time."""
+    """Yield the position of each row in an order and its columns, one page of payloads at a time."""
     for page in keyset_pages(scope.db, rows, order, *columns, sizes=repeat(_PAGE)):
         for row in page:
             yield row[len(columns) :], row[: len(columns)]
@@ -160,7 +160,7 @@ def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, ba
 
 
 def _read_envelope(envelope: str) -> None:
-    """Read the envelope as a checkpoint's, together with a sound payload."""
+    """Read the envelope as that of a checkpoint, together with a sound payload."""
     checkpoint_state(
         "{}",
         envelope,
@@ -180,9 +180,9 @@ READABLE: Final = (heads, streams, states)
 
 
 def _words(model: type[Model], of: type[Model], key: str, *owner: str) -> Check:
-    """Return a check of the columns with a fixed vocabulary. Check constraints enforce most of it.
+    """Return a check of the columns that have a fixed vocabulary. Check constraints enforce most of it.
 
-    It reads rows by the keys of their owner ``of``; the columns ``owner`` identify the owner.
+    It reads rows by the keys of their owner ``of``; the columns in ``owner`` identify the owner.
     """
     fields = model._meta.concrete_fields
     known = {each.attname: [word for word, _ in each.flatchoices] for each in fields if each.choices}
@@ -246,7 +246,7 @@ def _readable(table: Table, payloads: list[str], read: Callable[[str], object]) 
 
 
 def _own(table: Table) -> Check:
-    """Return a table's own check as a check of the doctor."""
+    """Return a table's own check as a check for the doctor."""
     of: Any = table.model if table.is_of_tenant else Session
     columns = ("pk", "tenant", "pk" if table.is_of_tenant else "session_id")
 

@@ -1,6 +1,6 @@
-"""The doctor's own rules, with advice for each case in which a rule is broken.
+"""The doctor's own rules, with advice for each case in which one is broken.
 
-The findings of the system checks have the ids, words and levels of those checks.
+Findings of the system checks have the ids, messages and levels of those checks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from helix_store.doctor.findings import Severity
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule. ``fix`` describes what ``--fix`` does to one row, if that is safe."""
+    """A rule. ``fix`` describes what ``--fix`` does to one row if that is safe."""
 
     id: str
     severity: Severity

@@ -1,6 +1,6 @@
 """The SQL of the doctor. A statement on sessions returns the tenant, session id, key and row of each fault.
 
-Each one examines a page of sessions in one statement, which sees all tables as of the same moment.
+Each one examines a page of sessions in one statement, which sees all tables at the same moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
 
 _STATES: Final = "('state', 'step', 'base')"
-"""The kinds whose version is the session's. Graphs and snapshots number their checkpoints themselves."""
+"""The kinds that have the session's version. Graphs and snapshots number their checkpoints by themselves."""
 
 
 def _checkpoints(condition: str, *, join: str = "") -> Statement:
@@ -53,7 +53,7 @@ def _sessions(condition: str, *, join: str = "") -> Statement:
 
 
 def _of_messages(value: str) -> str:
-    """Return a value of a session's messages. SQLite would build an index per page for a joined table."""
+    """Return a value of a session's messages. With a join, SQLite would build an index for each page."""
     return f"(SELECT {value} FROM {table(Message)} WHERE session_id = s.id)"
 
 
@@ -67,7 +67,7 @@ HISTORIES: Final = for_keys(
     ) AS h
     WHERE message_count <> last OR number <> last OR first <> 1 ORDER BY id"""
 )
-"""Sessions whose messages are not numbered 1 to their count, with the count, number, first and last."""
+"""Sessions whose messages are not numbered from 1 to their count, with that count, number, first and last."""
 
 CHECKPOINT_BEYOND_HISTORY: Final = _checkpoints(
     f"c.kind = 'step' AND c.message_count > COALESCE({_of_messages('max(sequence)')}, 0)"
@@ -130,7 +130,7 @@ OPERATION_MISFIT: Final = for_keys(
         (o.version > s.version AND s.version >= 1)
         OR {_has_checkpoint(_OTHER_ID)} OR {_has_checkpoint(_OTHER_VERSION)})"""
 )
-"""Operations whose version never existed or whose checkpoint differs. A checkpoint may have been pruned."""
+"""Operations whose version never existed or whose checkpoint differs. The checkpoint may have been pruned."""
 
 NEXT_POST_OFF: Final = for_keys(
     f"""

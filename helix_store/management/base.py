@@ -40,7 +40,7 @@ _USAGE: Final = 2
 
 
 class WrongUsage(CommandError):
-    """Wrong usage of a command. It exits with 2; every other `CommandError` exits with 1."""
+    """Wrong usage of a command. It exits with 2; any other `CommandError` exits with 1."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, returncode=_USAGE)
@@ -49,11 +49,11 @@ class WrongUsage(CommandError):
 class StoreCommand(BaseCommand):
     """A command that writes data to stdout and progress to stderr. ``-v 0`` turns progress off.
 
-    With several databases, it runs on each in turn and continues after problems. The worst exit code wins.
+    With several databases, it runs on each in turn and continues after problems. The highest exit code wins.
 
     The exit codes are 0 for success, 1 for problems found and 2 for wrong usage. The first SIGINT or SIGTERM
-    sets `stop`, which the command checks between batches, and ends a block of `one_statement`. The second
-    signal ends the command at once.
+    sets `stop`, which the command checks between batches, and ends a `one_statement` block. The second signal
+    ends the command immediately.
     """
 
     usage_errors: ClassVar[tuple[type[Exception], ...]] = (ImproperlyConfigured, InvalidCursor, InvalidQuery)
@@ -81,8 +81,8 @@ class StoreCommand(BaseCommand):
 
     @property
     def layout(self) -> Layout:
-        """The layout of tables: as wide as the terminal, unless ``--wide`` is given. Colours are off without
-        a terminal and with ``--no-color``, ``NO_COLOR`` or ``DJANGO_COLORS``.
+        """The layout of tables: as wide as the terminal unless ``--wide`` is given. Colours are off if there
+        is no terminal, and with ``--no-color``, ``NO_COLOR`` or ``DJANGO_COLORS``.
         """
         width = None if self._is_wide else terminal_width()
         is_allowed = self._forces_colour or (self.stdout.isatty() and not os.environ.get("NO_COLOR"))
@@ -134,8 +134,8 @@ class StoreCommand(BaseCommand):
             try:
                 self._execute(*args, **{**options, "database": alias})
             except CommandError as exc:
-                # This may be wrong usage for this database, but not for the databases that are already done.
-                # Problems that a command reports do not end its rounds, but an error does.
+                # This may be wrong usage for this database, but not for the databases that have already been
+                # processed. Problems that a command reports do not end the rounds, but an error does.
                 is_reported = has_several or exc.__cause__ is None
                 if not is_reported or (is_first and exc.returncode == _USAGE):
                     raise
@@ -205,7 +205,7 @@ class StoreCommand(BaseCommand):
         )
 
     def confirm(self, question: str) -> None:
-        """Ask on stderr and continue if stdin answers "yes". Any other answer ends the command."""
+        """Ask on stderr, and continue if stdin answers "yes". Any other answer ends the command."""
         self._stops_at_once = True
         try:
             self._write_error(f"{question} Type 'yes' to continue: ")
@@ -221,7 +221,7 @@ class StoreCommand(BaseCommand):
 
     @contextmanager
     def one_statement(self, alias: str, stopped: str) -> Iterator[None]:
-        """Run one long statement in a block. The first signal cancels it and reports ``stopped``."""
+        """Run one long statement in a ``with`` block. The first signal cancels it and reports ``stopped``."""
         self._stops_at_once = True
         try:
             with Database(alias, tenant="").interruptible():
@@ -234,7 +234,7 @@ class StoreCommand(BaseCommand):
             self._stops_at_once = False
 
     def write_data(self, data: Mapping[str, Any]) -> None:
-        """Write one object, as a line of JSON or as a table of names and values."""
+        """Write one object as a line of JSON, or as a table of names and values."""
         if self.is_json:
             self.write_text(json.dumps(data))
         else:
@@ -252,9 +252,9 @@ class StoreCommand(BaseCommand):
         columns: Sequence[Column],
         to_dict: Callable[[Any], Mapping[str, Any]],
     ) -> None:
-        """Write the items ``name`` of pages as a table or one JSON object, until a signal stops it."""
+        """Write the items ``name`` of pages as a table or as one JSON object, until a signal stops it."""
         lines = Table(columns, self.layout).lines
-        # The opening text waits for the first page, so that the output is empty if the database does not
+        # The opening text waits for the first page, so that there is no output if the database does not
         # answer.
         separator = opening = f'{{"{name}": ['
         listed, rest = 0, dict[str, Any]()
@@ -285,7 +285,7 @@ class StoreCommand(BaseCommand):
             self.progress(f"Stopped after {listed:,} {name}; --cursor continues.")
 
     def write_text(self, text: str, *, ending: str | None = None) -> None:
-        """Write lines to stdout, and escape the characters that its encoding cannot represent."""
+        """Write lines to stdout, escaping the characters that its encoding cannot represent."""
         self.stdout.write(encodable(text, getattr(self.stdout, "encoding", None)), ending=ending)
         self.stdout.flush()
         self._is_output_empty = False

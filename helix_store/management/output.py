@@ -1,4 +1,4 @@
-"""Terminal output of commands: fitted tables, times, colours and bars. Stored text is always escaped."""
+"""Terminal output of commands: tables that fit, times, colours and bars. Stored text is always escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helix_store.reports.times import NOTHING, moment
 _GAP: Final = "  "
 _SMALLEST_WIDTH: Final = 40
 _LONGEST_ID: Final = 40
-"""The maximum number of cells for an id. A UUID has 36."""
+"""The maximum width of an id, in cells. A UUID has 36."""
 
 Style = Literal["bold", "dim", "red", "green", "yellow", "blue", "cyan"]
 
@@ -53,7 +53,7 @@ def terminal_width() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The number of cells that a line may take, ``None`` for any number, and whether text is coloured."""
+    """The number of cells that a line may take (``None`` for any number), and whether text is coloured."""
 
     width: int | None = None
     has_colours: bool = False
@@ -89,11 +89,11 @@ def cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. ``cut`` selects where a cell is shortened; ``style`` receives the text of a cell.
+    """A column of a table. ``cut`` determines where a cell is cut; ``style`` receives the text of a cell.
 
-    ``value`` gets the cell from a row; without it, the row is a sequence of cells. A cell of ids (``id``) is
-    cut at its end, but keeps enough to be told apart from the other rows' ids. A column that ``may_be_empty``
-    is left out if the first rows have no value for it.
+    ``value`` returns the cell for a row; without it, the row is a sequence of cells. A cell of ids (``id``)
+    is cut at its end, but keeps enough characters to distinguish it from the ids of other rows. A column that
+    ``may_be_empty`` is left out if the first rows have no value for it.
     """
 
     heading: str
@@ -110,13 +110,13 @@ class Column:
         return cut_middle(text, width) if self.cut == "middle" else cut(text, width)
 
     def least_width(self, cells: Sequence[str], width: int) -> int:
-        """Return the smallest width of the column, whose widest cell takes ``width`` cells."""
+        """Return the smallest width of the column if its widest cell takes ``width`` cells."""
         if self.cut == "never":
             return width
         least = self.minimum
         if self.cut == "id":
             neighbours = pairwise(sorted(set(cells)))
-            # A sub-session's id often begins with its parent's id, so no start distinguishes the two.
+            # The id of a sub-session often begins with that of its parent, so no start of it is distinctive.
             apart = (pair for pair in neighbours if not pair[1].startswith(pair[0]))
             starts = (commonprefix(pair) for pair in apart)  # noqa: RUF071  of texts, not of paths
             least = max([least, *(min(width_of(start) + 2, _LONGEST_ID) for start in starts)])
@@ -124,10 +124,10 @@ class Column:
 
 
 class Table:
-    """A table in any number of parts. The first part determines the widths of the columns.
+    """A table that is printed in any number of parts. The first part determines the widths of the columns.
 
-    No line is wider than ``width`` cells; ``None`` leaves every cell whole. The widest columns are cut first.
-    When all columns are at their minimum, optional ones are left out, starting with the last.
+    No line is wider than ``width`` cells; ``None`` leaves every cell whole. The widest columns are shortened
+    first. When all columns have their minimum width, optional ones are left out, beginning with the last.
     """
 
     def __init__(self, columns: Sequence[Column], layout: Layout = _UNLIMITED) -> None:
@@ -148,7 +148,7 @@ class Table:
             yield self._line(row, lambda column, text: column.style and column.style(text))
 
     def _fitted_widths(self, texts: Sequence[Sequence[str]]) -> dict[int, int]:
-        """Return the width of each column that is shown, by its index."""
+        """Return the widths of the columns that are shown, by index."""
         cells = {index: [row[index] for row in texts] for index, _ in self._columns}
         shown = {
             index: column
@@ -184,7 +184,7 @@ class Table:
             coloured.append(plain[-1].replace(shown, in_colour, 1))
         line = _GAP.join(plain).rstrip()
         fitted = self._layout.fitted(line)
-        # A line that is cut gets no colour, because the end of the colour would be cut off.
+        # A line that is cut gets no colour, because the code that ends the colour would be cut off.
         return fitted if fitted != line else _GAP.join(coloured).rstrip()
 
 
@@ -198,7 +198,7 @@ def table(columns: Sequence[Column], rows: Iterable[Any], layout: Layout = _UNLI
 
 
 def pairs(values: Iterable[tuple[str, Any]], layout: Layout = _UNLIMITED) -> str:
-    """Return names and values, one pair per line. A value that does not fit continues below itself."""
+    """Return names and values, one pair per line. A value that does not fit continues on the next line."""
     texts = [(name, cell(value)) for name, value in values]
     indent = max((width_of(name) for name, _ in texts), default=0) + len(_GAP)
     lines: list[str] = []
@@ -215,7 +215,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def bar(value: float, *, maximum: float, width: int) -> str:
-    """Return a bar of at most ``width`` cells, exact to an eighth. A value above 0 is never empty."""
+    """Return a bar of at most ``width`` cells, exact to an eighth. A value above 0 always shows a bar."""
     if not (value > 0 and maximum > 0) or math.isinf(value) or width < 1:
         return ""
     eighths = min(max(round(value / maximum * width * 8), 1), width * 8)
@@ -225,7 +225,7 @@ def bar(value: float, *, maximum: float, width: int) -> str:
 
 @dataclass
 class ProgressBar:
-    """A context manager that reports the progress of a loop on stderr, beginning after one second.
+    """A context manager that reports the progress of a loop on stderr, starting after one second.
 
     In a terminal it redraws one line, at most ten times a second. Elsewhere (such as in cron's log) it writes
     a line every ten seconds. The last state stays on the screen.
@@ -256,7 +256,7 @@ class ProgressBar:
             self._show(end="\n")
 
     def update(self, done: int) -> None:
-        """Report that ``done`` items are done in total."""
+        """Report that ``done`` items have been processed so far."""
         self.done = done
         now = self.clock()
         if not self.is_silent and now >= self._due:

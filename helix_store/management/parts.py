@@ -33,8 +33,8 @@ class StoreCommandWithParts(StoreCommand):
     def add_part(
         self, name: str, run: Callable[[dict[str, Any]], None], *, example: str, help: str | None = None
     ) -> CommandParser:
-        """Add a sub-command. It calls ``run`` with the parsed options, and its help is the docstring of
-        ``run`` unless it is given.
+        """Add a sub-command. It calls ``run`` with the parsed options; the default help is the docstring of
+        ``run``.
         """
         title = f"{type(self).__module__.rpartition('.')[2]} {name}"
         parser: CommandParser = self._parts.add_parser(

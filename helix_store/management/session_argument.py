@@ -1,4 +1,4 @@
-"""Arguments of commands that select a session, a call or a checkpoint, by an id or the start of an id."""
+"""Command arguments that select a session, a call or a checkpoint, by an id or by the start of one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from helix_store.stores.directory import SessionDirectory
 
 _TENANTS_NAMED = 5
 _SHORTEST_START = 4
-"""The fewest characters that may select a session, as in git."""
+"""The minimum number of characters that may select a session, as in git."""
 _MATCHES_NAMED = 8
 CHECKPOINT_FORMS: Final = (
     "A checkpoint id; or SESSION@latest, the newest one, SESSION@latest~2, the second before it; "
@@ -50,12 +50,12 @@ def directory_of(options: Mapping[str, Any]) -> SessionDirectory:
 def chosen_session(
     text: str, options: Mapping[str, Any], *, is_whole: bool = False
 ) -> tuple[DatabaseStateStore, str]:
-    """Return the store and the id of the session that ``text`` selects, by its id or the start of its id.
+    """Return the store and the id of the session that ``text`` selects by its id or by the start of its id.
 
-    The start of an id needs four characters and must match one session, not counting the sub-sessions of that
-    session. With ``is_whole`` no start is accepted, because a repeated command that deletes without asking
-    must not find another session. Without ``--tenant``, an id that several tenants have is a usage error.
-    Raise `SessionNotFound`.
+    The start of an id needs at least four characters and must match one session, not counting that session's
+    sub-sessions. ``is_whole`` requires a whole id, because a command that deletes without asking must not
+    find another session when it is repeated. Without ``--tenant``, an id that exists in several tenants is a
+    usage error. Raise `SessionNotFound`.
     """
     directory = directory_of(options)
     try:
@@ -102,9 +102,9 @@ def only_tenant(tenants: Sequence[str], what: str) -> str:
 
 
 def chosen_call(store: DatabaseStateStore, session_id: str, text: str | None) -> tuple[str, str | None]:
-    """Return the id and approval id of the call that ``text`` selects: by its id, or by the start of its id.
+    """Return the id and approval id of the call that ``text`` selects by its id or by the start of its id.
 
-    ``None`` selects the only open call. If the session does not own the call, only its id is known.
+    ``None`` selects the only open call. If another session owns the call, only its id is known.
     """
     state = store.load_state(session_id)
     if state is None:
@@ -159,7 +159,7 @@ def chosen_checkpoint(
 ) -> tuple[DatabaseStateStore, Checkpoint]:
     """Return the store and the checkpoint. Raise `SessionNotFound`, `CheckpointNotFound` or `CommandError`.
 
-    `chosen_session` explains ``is_whole``.
+    See `chosen_session` for ``is_whole``.
     """
     match = _RELATIVE.fullmatch(text)
     if match and match["current"]:

@@ -27,7 +27,7 @@ _STYLES: Final[dict[str, Style]] = {"user": "cyan", "assistant": "green", "syste
 
 
 class ListedSession(NamedTuple):
-    """A session of a list. ``found`` is the framework and the outline of a conversation of an adapter."""
+    """A session in a list. ``found`` is the framework and the outline of a conversation of an adapter."""
 
     tenant: str
     head: SessionHead
@@ -111,7 +111,7 @@ def json_lines(value: Any, width: int | None, *, indent: str = "  ", limit: int 
 
 
 def session_sections(report: SessionReport, layout: Layout) -> Iterator[str]:
-    """Yield the sections of a session's page. Sections without content are left out."""
+    """Yield the sections of a session's page, except empty ones. Sections without content are left out."""
     if report.state is not None:
         yield pairs(_head_pairs(report, report.state), layout)
         yield from _json_sections(report.state, layout)
@@ -223,7 +223,7 @@ def _head_pairs(report: SessionReport, state: SessionState) -> Iterator[tuple[st
 
 
 def _json_sections(state: SessionState, layout: Layout) -> Iterator[str]:
-    # Tracing contexts may contain keys of vendors, so only --format json includes them.
+    # Tracing contexts may contain vendors' keys, so only --format json includes them.
     documents = {
         "custom state": state.custom_state,
         "output": state.output,
@@ -303,7 +303,7 @@ def _facts(node: TreeNode) -> Iterator[str]:
 def conversation(turns: Iterable[Turn], layout: Layout) -> Iterator[str]:
     """Yield one block of text per message, with its sequence number and role above it.
 
-    A result is printed below its call. Long results are cut, unless the width is ``None``.
+    The result of a call is printed below it. Long results are cut, unless the width is ``None``.
     """
     for turn in turns:
         lines = [layout.coloured(f"{turn.sequence}  {cell(turn.role)}", "bold", _STYLES.get(turn.role))]

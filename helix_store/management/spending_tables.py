@@ -1,4 +1,4 @@
-"""Tables of what agents have spent: usage in groups, or by day with bars, and budgets with their limits."""
+"""Tables of agents' spending: usage in groups or by day, with bars, and budgets with their limits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from helix_store.reports.times import moment
 
 _NUMBERS: Final = ("cost USD", "tokens")
 _MORE_NUMBERS: Final = ("prompt", "completion", "entries", "tools")
-"""If the terminal is too narrow, the last of these columns are left out."""
+"""The last of these columns are left out if the terminal is too narrow."""
 _GAP: Final = 2
 _SMALLEST_NAME: Final = 12
 _LONGEST_GAP: Final = 31
-"""The longest run of days without usage that is drawn. A longer one becomes a single line."""
+"""The longest run of days without usage that is drawn day by day. A longer run becomes a single line."""
 _BAR_WITHOUT_END: Final = 40
 _SMALLEST_BAR: Final = 5
 _BUDGET_BAR: Final = 12
@@ -100,7 +100,7 @@ def _aligned(costs: Iterable[Decimal | None]) -> list[str]:
 
 
 def _without_gaps(groups: Iterable[UsageGroup]) -> Iterator[UsageGroup | None]:
-    """Yield the days including those without usage, or ``None`` in place of a long gap."""
+    """Yield all days, including those without usage, or ``None`` in place of a long gap."""
     before: date | None = None
     for group in groups:
         day = date.fromisoformat(group.group or "")

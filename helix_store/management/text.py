@@ -13,9 +13,9 @@ _TAB: Final = " " * 4
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """Return text on one line, with each character escaped that a terminal obeys, refuses or hides.
+    """Return text on one line, in which each character that a terminal obeys, refuses or hides is escaped.
 
-    These are control characters including newline and escape, bidirectional controls and other format
+    These are control characters (including newline and escape), bidirectional controls and other format
     characters, lone surrogates, and unassigned code points. The characters in ``keep`` are not escaped.
     """
     if text.isprintable():
@@ -32,7 +32,7 @@ def _is_shown(char: str) -> bool:
 
 
 def width_of(text: str) -> int:
-    """Return how many cells a visible text takes in a terminal. The result is never too small."""
+    """Return the number of cells that a visible text takes in a terminal. The result is never too small."""
     if text.isascii():
         return len(text)
     return sum(map(_cells, text))
@@ -50,14 +50,14 @@ def _cells(char: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Return the start of a text with ``…`` if the text is wider than ``width`` cells."""
+    """Return the start of a text followed by ``…`` if the text is wider than ``width`` cells."""
     if width_of(text) <= width:
         return text
     return _start(text, width - 1) + ELLIPSIS if width > 0 else ""
 
 
 def cut_middle(text: str, width: int) -> str:
-    """Return the start and end of a text with ``…`` between them if it is wider than ``width`` cells."""
+    """Return the start and the end of a text with ``…`` between them if it is wider than ``width`` cells."""
     if width_of(text) <= width:
         return text
     if width < 3:
@@ -73,9 +73,9 @@ def padded(text: str, width: int, *, right: bool = False) -> str:
 
 
 def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Return the lines of a text of any length, made visible, indented and at most ``width`` cells wide.
+    """Return the lines of a text of any length, visible, indented and at most ``width`` cells wide.
 
-    A line breaks at a space if there is one. Newlines and spaces at the start of a line are kept.
+    A line breaks at a space if it contains one. Newlines and spaces at the start of a line are kept.
     """
     # The widest character takes two cells.
     room = max(width - len(indent), 2)
@@ -102,7 +102,7 @@ def _wrapped_line(line: str, room: int) -> list[str]:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """Return text with the characters escaped that the encoding of a stream cannot represent."""
+    """Return text in which characters that the encoding of a stream cannot represent are escaped."""
     name = encoding or "utf-8"
     return text.encode(name, "backslashreplace").decode(name)
 

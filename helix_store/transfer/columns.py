@@ -1,4 +1,4 @@
-"""Conversion of columns to values of JSON and back, with the same text for the same row of any database."""
+"""Conversion of columns to JSON values and back, which gives the same row the same text in any database."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ _LIMITS: Final[Mapping[type[models.Model], str]] = {
 Reference = tuple[str, str, int]
 """A checkpoint within its session: kind, namespace, version.
 
-In an export, it replaces a key of the database.
+In an export, it replaces the database's key.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a record. ``write`` is ``None`` if the value is already a value of JSON."""
+    """A column of a record. ``write`` is ``None`` if the value is already a JSON value."""
 
     name: str
     is_nullable: bool
@@ -93,7 +93,7 @@ class RecordFormat:
             self.selected += (f"{self.reference}_id", *(f"{self.reference}__{part}" for part in parts))
 
     def record_of(self, values: tuple[Any, ...], session_key: int | None) -> dict[str, Any]:
-        """Return the record of a row of ``selected``, without nulls. Raises `IntegrityFault`."""
+        """Return the record of a row of ``selected``, without null values. Raises `IntegrityFault`."""
         record: dict[str, Any] = {RECORD_KEY: self.record}
         for column, value in zip(self.columns, values, strict=False):
             if value is not None:
@@ -119,7 +119,7 @@ class RecordFormat:
     def values_of(self, record: Mapping[str, Any], limits: Limits | None) -> dict[str, Any]:
         """Return the checked columns of a record, without the reference. Raises `InvalidPayload`.
 
-        With ``limits``, accepts only values that the stores accept, and can also raise `LimitExceeded`.
+        With ``limits``, it accepts only values that the stores accept, and can also raise `LimitExceeded`.
         """
         values = {}
         for column in self.columns:
@@ -158,7 +158,7 @@ class RecordFormat:
 
 
 def _codec(field: models.Field[Any, Any]) -> tuple[_Writer, _Reader]:
-    """Return the functions that write and read a field's values. Add every new class of fields here."""
+    """Return the functions that write and read a field's values. Add every new field class here."""
     match field:
         case models.JSONField():
             return _sorted, _document
@@ -248,11 +248,11 @@ def _exactly(kind: type, value: Any) -> Any:
     return value
 
 
-# --- Values that an import accepts, by the rules of the stores' calls ----------------------------------
+# --- Values that an import accepts, according to the rules of the stores' calls -----------------------
 
 
 def _rule_of(field: models.Field[Any, Any]) -> _Rule | None:
-    """Return the rule of a column of this app, or ``None`` if every value of its type is accepted."""
+    """Return the rule for a column of this app, or ``None`` if every value of its type is accepted."""
     model = field.model
     if model._meta.app_label != Session._meta.app_label:
         return None

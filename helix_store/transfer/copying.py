@@ -1,4 +1,4 @@
-"""The copy of a tenant in another database: its rows, later changes of writers, and a comparison."""
+"""The copy of a tenant in another database: its rows, changes that writers make later, and a comparison."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from helix_store.transfer.importing import at_places, import_units
 from helix_store.transfer.records import ExportSummary, ImportSummary, Unit
 
 ROWS: Final = 100
-"""The number of rows that one transaction deletes, or one statement names."""
+"""The maximum number of rows that one transaction deletes, or one statement names."""
 
 _Chosen: TypeAlias = tuple[Table, Q]
 
 
 class IncompleteCopy(Exception):
-    """The copy cannot continue now. The phase of the move does not change."""
+    """The copy cannot continue at the moment. The phase of the move does not change."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__(problems)
@@ -37,7 +37,7 @@ class IncompleteCopy(Exception):
 
 
 class _Nowhere:
-    """A file that discards all data. The export itself hashes what it writes."""
+    """A file that discards all data. The export itself hashes the data that it writes."""
 
     def write(self, data: bytes, /) -> None:
         pass
@@ -53,7 +53,7 @@ class TenantCopy:
     is_stopped: Callable[[], bool]
 
     def copy_rows(self) -> None:
-        """Copy the rows that the target lacks. Rows from an earlier attempt are compared."""
+        """Copy the rows that are missing in the target. Rows from an earlier attempt are compared."""
         source = DatabaseSource(self.source.alias, tenant=self.source.tenant)
         total = source.session_count
 
@@ -71,10 +71,10 @@ class TenantCopy:
         )
 
     def _copy(self, units_of: Callable[[list[_Chosen]], Iterable[Unit]], **options: Any) -> int:
-        """Delete the copies of everything that has changed, copy units, and return the number of changes.
+        """Delete the copies of everything that has changed, copy the units, and return the number of changes.
 
-        All reads see the source at one moment, so the target has only rows of this moment, from the first
-        inserted unit on. Raises `IncompleteCopy`; a repeat deletes and copies the same again.
+        All reads see the source at the same moment, so from the first inserted unit on, the target has only
+        rows from that moment. Raises `IncompleteCopy`; a repeat deletes and copies the same rows again.
         """
         tenant = {"tenant": self.source.tenant}
         # A snapshot that begins later contains the marked changes.
@@ -106,7 +106,7 @@ class TenantCopy:
     def compared(self) -> dict[str, int]:
         """Return the number of rows of each table. Raises `IncompleteCopy` if the target has other numbers.
 
-        Each unit was compared when it was copied. The counts reveal rows that the source never had.
+        Each unit was compared when it was copied. The counts also reveal rows that the source never had.
         """
         source, target = _counted(self.source), _counted(self.target)
         if source != target:
@@ -163,7 +163,7 @@ def _tables_of_tenants() -> list[Table]:
 
 
 def rows_of_tenant(db: Database) -> Iterator[QuerySet[Any]]:
-    """Yield the rows that hold a tenant, each table in the order of an index by tenant, sessions first."""
+    """Yield the rows that name a tenant, each table in the order of an index by tenant, sessions first."""
     # In key order, PostgreSQL might read the rows of all other tenants before it finds the first one.
     for each in _tables_of_tenants():
         rows = each.model._base_manager.using(db.alias).filter(tenant=tenant_parameter(db.tenant))

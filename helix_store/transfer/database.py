@@ -28,14 +28,14 @@ _MOST_ROWS: Final = 1_000
 
 _Values = tuple[Any, ...]
 _Found = dict[Any, list[_Values]] | None
-"""The rows of a part by their parent; ``None`` if they must be read page by page."""
+"""The rows of a part by their parent, or ``None`` if they must be read page by page."""
 
 
 class DatabaseSource:
     """The sessions of a tenant, or of all tenants for ``None``; with ``session_ids``, only these sessions.
 
     A session includes its stream, its lock, and the usage of a deleted session with the same id;
-    ``with_trees`` also includes its sub-sessions with theirs.
+    ``with_trees`` also includes its sub-sessions with their data.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class DatabaseSource:
     @contextmanager
     def reading(self) -> Iterator[None]:
         with self._db.snapshot():
-            # A tree that has already been walked may have grown.
+            # A tree that has already been walked may have grown since.
             self._trees = None
             yield
 
@@ -83,7 +83,7 @@ class DatabaseSource:
         return next(self._heads_with_parts(kind, heads, at_once=1), None)
 
     def units_of(self, table: Table, chosen: Q) -> Iterator[Unit]:
-        """Yield the units with these rows of a table that names the tenant; for usage, only kept entries."""
+        """Yield the units with these rows of a table that names the tenant; of usage, only kept entries."""
         rows = self._rows(table.model).filter(chosen)
         if table.model is Session:
             yield from self._heads_with_parts("session", rows)
@@ -140,7 +140,7 @@ class DatabaseSource:
     def _unit_of(
         self, kind: str, tenant: str, name: str, table: Table, rows: QuerySet[Any], **identity: str
     ) -> Unit:
-        """Return a unit of rows from one table, without a row that begins the unit."""
+        """Return a unit with rows of one table, but without a row that begins the unit."""
         (part,) = parts_of(table)
 
         def records() -> Iterator[Record]:

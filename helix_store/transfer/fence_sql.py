@@ -1,6 +1,6 @@
 """The SQL of fences: the tables that get triggers, the triggers, and the two tables of moves.
 
-Neither table is a model: a database in which no tenant was ever moved has none.
+Neither table is a model, so a database in which no tenant was ever moved does not have them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ COPYING: Final = "copying"
 """The phase before the fence: writers continue, and their changes are logged."""
 
 FENCED: Final = "fenced"
-"""The phase behind the fence, until the last changes are copied."""
+"""The phase behind the fence, until the last changes have been copied."""
 
 _TEXT: Final = "helix_store: the tenant is moved to another database"
 
 
 class Fenced(NamedTuple):
-    """A table, and the way to find the tenant of its row: its own column, or one that refers to a parent.
+    """A table and the way to find the tenant of a row: a column of its own, or one that refers to a parent.
 
-    A change is logged as the ``record`` and ``names`` of the row that is copied again: the row itself, or the
-    one it belongs to. ``names`` are the columns that identify the row, or none for all rows of the table.
+    A change is logged as the ``record`` and ``names`` of the row to copy again: the row itself, or the one to
+    which it belongs. ``names`` are the columns that identify the row, or none for all rows of the table.
     """
 
     table: str
@@ -57,13 +57,13 @@ class Fenced(NamedTuple):
         return trigger_name(f"log of {self.table}", tenant)
 
     def tenant(self, row: str, parent: str) -> str:
-        """Return SQL for the tenant of the row ``NEW`` or ``OLD``; ``parent`` is the parent's table."""
+        """Return SQL for the tenant of the row ``NEW`` or ``OLD``; ``parent`` is the table of its parent."""
         if self.parent is None:
             return f'{row}."{self.column}"'
         return f'(SELECT p.tenant FROM {parent} AS p WHERE p.id = {row}."{self.column}")'
 
     def log(self, rows: Sequence[str], parent: str, array: str, log: str, tenant: str) -> str:
-        """Return SQL that logs the change of ``rows``, ``NEW`` and ``OLD``, if they are the tenant's."""
+        """Return SQL that logs the change of ``rows`` (``NEW`` and ``OLD``) if they belong to the tenant."""
 
         def named(row: str) -> str:
             columns = ", ".join(f'{row}."{name}"' for name in self.names)
@@ -111,7 +111,7 @@ def fenced_oids() -> str:
 
 
 def missing_rights() -> Statement:
-    """Return a PostgreSQL statement for the role and each right that it lacks.
+    """Return a PostgreSQL statement that returns the role and each right that it lacks.
 
     Creating and disabling a trigger requires the rights of the table's owner; the functions and the table of
     the fences require CREATE.
@@ -137,7 +137,7 @@ def missing_rights() -> Statement:
 
 
 def _distinguishing(rows: Table) -> tuple[str, ...]:
-    """Return the columns that distinguish a row, or none if a filter or JSON might change their values."""
+    """Return the columns that identify a row, or none if a filter or JSON might change their values."""
     fields: list[Any] = [rows.model._meta.get_field(name) for name in rows.order]
     is_exact = all(
         isinstance(each, CharField | TextField | IntegerField) and not hasattr(each, "from_db_value")

@@ -1,13 +1,13 @@
-"""The fence around a tenant that is being moved: database triggers that refuse every write to its rows.
+"""The fence around a tenant that is being moved: database triggers that refuse all writes to its rows.
 
 Before the fence, in the phase ``copying``, other triggers let writers through and log their changes, in the
 same transaction, so that the move copies them again. The log names sessions, streams and rows of tenants.
 
 The triggers exist only while a tenant is moved; the statements of the stores know nothing about them.
-Creating a trigger waits for the writers of its table, so that after the commit every write meets it. The
-tenant is part of the trigger, so a transaction with an older snapshot also meets the trigger.
+Creating a trigger waits for the writers of its table, so that every write after the commit meets the trigger.
+The tenant is part of the trigger, so a transaction with an older snapshot also meets the trigger.
 
-On PostgreSQL, a fence is removed by disabling its triggers. That waits for the writers of a table, but not
+On PostgreSQL, a fence is removed by disabling its triggers. This waits for the writers of a table, but not
 for its readers: ``ALTER TABLE … DISABLE TRIGGER`` takes SHARE ROW EXCLUSIVE, while ``DROP TRIGGER`` takes
 ACCESS EXCLUSIVE. A disabled trigger costs writers nothing. It is dropped when nobody is using its table.
 """
@@ -29,7 +29,7 @@ from helix_store.transfer.fence_sql import COPYING, FENCED
 R = TypeVar("R")
 
 ARRIVING: Final = "arriving"
-"""The phase of a fence in the database that the tenant is copied to; ``target`` is its previous one."""
+"""The phase of a fence in the database to which the tenant is copied; ``target`` is its previous database."""
 
 RETURNING: Final = "returning"
 """`ARRIVING`, in a database that the tenant had left: it already had a fence in the phase ``moved``."""
@@ -48,7 +48,7 @@ class Fence(NamedTuple):
 def put_up(db: Database, target: str, phase: str) -> None:
     """Create the fence of the tenant in one transaction. A fence in the phase ``moved`` is replaced.
 
-    In the phase ``copying``, changes are logged instead of refused. ``fenced`` replaces that phase only.
+    In the phase ``copying``, changes are logged instead of refused. ``fenced`` replaces only that phase.
     Raises `StoreBusy` if a writer takes too long, and `InvalidQuery` if the tenant has another fence.
     """
     parameters = {"tenant": db.tenant, "target": target, "phase": phase, "before": COPYING}
@@ -56,7 +56,7 @@ def put_up(db: Database, target: str, phase: str) -> None:
     def create() -> None:
         if db.is_postgresql:
             db.execute(_LOCK_TIMEOUT, {})
-            # Use the order in which writers lock rows, so that they wait and do not deadlock.
+            # This is the order in which writers lock rows, so that they wait and do not deadlock.
             tables = ", ".join(each.table for each in sql.fenced_tables())
             db.execute(Statement(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE"), {})
         db.execute(sql.CREATE_FENCES, {})
@@ -87,7 +87,7 @@ def take_down(db: Database) -> None:
     theirs = {
         name for each in sql.fenced_tables() for name in (each.trigger(db.tenant), each.logger(db.tenant))
     }
-    # Handle one table at a time: writers of the others do not wait.
+    # Handle one table at a time, so that writers of the other tables do not wait.
     for name, trigger in _triggers(db, is_disabled=False):
         if trigger in theirs:
             db.transaction(partial(disable, name, trigger))
@@ -97,7 +97,7 @@ def take_down(db: Database) -> None:
 
 
 def _drop_disabled(db: Database) -> None:
-    """Drop the triggers of removed fences, unless someone is using their tables now."""
+    """Drop the triggers of removed fences, except those on tables that someone is using now."""
 
     def drop(name: str, trigger: str) -> None:
         # Never wait for this lock: later readers and writers would queue behind it.
@@ -114,7 +114,7 @@ def _drop_disabled(db: Database) -> None:
 
 
 def set_phase(db: Database, phase: str, *, after: tuple[str, ...]) -> bool:
-    """Compare-and-set the phase; return ``False`` if the fence is in none of these phases."""
+    """Compare and set the phase; return ``False`` if the fence is in none of these phases."""
     return any(db.write(sql.ADVANCE, {"tenant": db.tenant, "phase": phase, "before": each}) for each in after)
 
 
@@ -127,7 +127,7 @@ def fence_of(db: Database) -> Fence | None:
 
 
 def through_the_fence(db: Database, body: Callable[[], R]) -> R:
-    """Run ``body`` in one transaction that the fence of the tenant lets through."""
+    """Run ``body`` in one transaction that the tenant's fence lets through."""
 
     def opened() -> R:
         db.execute(sql.OPEN, {"tenant": db.tenant, "is_open": True})

@@ -34,7 +34,7 @@ _VERSION: Final = 1
 _LONGEST_SHOWN: Final = 200
 _RECORD: Final = re.compile(rb'\{"record":"(\w+)"[,}]')
 _UNREADABLE: Final = (IntegrityFault, TypeError, ValueError, ArithmeticError, RecursionError)
-"""The errors that a stored value raises if it does not have its column's type."""
+"""The errors that are raised for a stored value that does not have its column's type."""
 
 
 # --- Writing -----------------------------------------------------------------------------------------
@@ -53,10 +53,10 @@ def write_export(
 ) -> ExportSummary:
     """Write all units of a source to a binary file, in constant memory.
 
-    All reads see one moment of the database, and lock nothing. A unit with an unreadable row ends with a
-    record ``failed``, is a problem in the summary, and does not stop the export. ``progress`` is called after
-    each unit. ``is_stopped`` is called between units; a stopped export has no trailer, and importing it
-    reports that.
+    All reads see the database at the same moment, and lock nothing. A unit with an unreadable row ends with a
+    record ``failed``, is listed as a problem in the summary, and does not stop the export. ``progress`` is
+    called after each unit. ``is_stopped`` is called between units; a stopped export has no trailer, and
+    importing it reports that.
     """
     writer = _Writer(file)
     with source.reading():
@@ -315,7 +315,7 @@ def _kind_of(name: str) -> str:
 
 
 def _shown(text: Any) -> str:
-    """Return a text of the file without characters that control a terminal."""
+    """Return a text from the file without characters that control a terminal."""
     text = str(text)[:_LONGEST_SHOWN]
     return text if text.isprintable() else ascii(text)
 

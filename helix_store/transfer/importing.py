@@ -1,4 +1,4 @@
-"""Import of units into a database: each in one transaction, and never over stored data."""
+"""Import of units into a database, each in one transaction, without ever overwriting stored data."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def import_units(
 
     Units that are already stored are compared: an identical unit is skipped; a different one is a problem,
     and nothing changes. Only the token of a free lock is raised to the unit's token. A unit that the database
-    refuses is also a problem, and does not stop the import. With a ``tenant``, units of other tenants are
+    refuses is also a problem, but does not stop the import. With a ``tenant``, units of other tenants are
     left out. ``progress`` is called after each unit, and ``is_stopped`` before each. With ``reads_back``, a
-    unit is stored only if it reads back as it was written. ``transact`` runs the transactions. Budgets count
-    the usage that is stored.
+    unit is stored only if it can be read back as it was written. ``transact`` runs the transactions. Budgets
+    count the usage that is stored.
 
-    Ids, texts and payloads must be values that the stores accept today. Units that are ``is_trusted`` come
-    from another database of the project, where limits may have been larger when they were stored. They are
-    all of the tenant's data, so the counters of its budgets are stored as they are.
+    Ids, texts and payloads must be values that the stores currently accept. Units that are ``is_trusted``
+    come from another database of the project, where limits may have been larger when they were stored. They
+    are all of the tenant's data, so the counters of its budgets are stored unchanged.
     """
     db = Database(using, tenant or "")
     importer = _Importer(db, transact, reads_back=reads_back, is_trusted=is_trusted)
@@ -120,7 +120,7 @@ class _Importer:
             self.summary.identical[unit.kind] += 1
 
     def _store(self, unit: Unit) -> Counts | None:
-        """Return the written rows: none if the unit is already stored, ``None`` if a different one is."""
+        """Return the written rows: none if the unit is already stored, or ``None`` if a different one is."""
         if unit.kind == "locks":
             return self._raise_tokens(unit)
         if unit.kind == "tenant_rows":
@@ -213,7 +213,7 @@ class _Importer:
         return merged
 
     def note_missing_roots(self) -> None:
-        """Report trees whose root is not stored: their sessions could not ask a person anything."""
+        """Report trees whose root is not stored, because their sessions could not ask a person anything."""
         for (tenant, root_id), unit in self._roots.items():
             root = Session.objects.using(self._db.alias).filter(tenant=tenant, session_id=root_id)
             if not self._db.query(root.exists):
@@ -349,7 +349,7 @@ def _merge_rows(
 ) -> tuple[int, int]:
     """Store missing rows, and return how many were added and how many differ from stored ones.
 
-    Call in a transaction. Raises `InvalidPayload`.
+    Call this in a transaction. Raises `InvalidPayload`.
     """
     table = next((each for each in tables("tenant") if each.record == unit.name), None)
     if table is None or any(record["record"] != unit.name for record in records):
@@ -371,7 +371,7 @@ def _place(record: Record, order: tuple[str, ...]) -> _Place:
 
 
 def at_places(tenant: str, order: tuple[str, ...], rows: Sequence[Mapping[str, Any]]) -> Q:
-    """Return the condition for the rows with these values in the columns that distinguish them."""
+    """Return the condition that selects the rows with these values in the identifying columns."""
     if len(order) == 1:
         (name,) = order
         return Q(**{"tenant": tenant, f"{name}__in": [values[name] for values in rows]})

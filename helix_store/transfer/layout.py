@@ -14,7 +14,7 @@ from helix_store.transfer.columns import RecordFormat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportedPart:
-    """The rows of a table that belong to one parent, in an order without ties."""
+    """The rows of a table that belong to one parent, in an order in which no two rows are equal."""
 
     format: RecordFormat
     order: tuple[str, ...]
@@ -56,7 +56,7 @@ def parts_of(*of: Table) -> tuple[ExportedPart, ...]:
 def units() -> dict[str, UnitLayout]:
     """Return the units by the name of their first record, in the order of an export.
 
-    Locks come first: a session must not be imported before the token that its fences start from. Rows that
+    Locks come first: a session must not be imported before the token from which its fences start. Rows that
     several sessions share come next.
     """
 

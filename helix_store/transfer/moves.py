@@ -15,10 +15,10 @@ phase                  the tenant is        writes           a repeat
 ====================== ==================== ================ ===========================================
 
 Everything is copied, read back and compared while writers continue. Triggers log the writers' changes, which
-are copied and compared again until few are left. Only the last changes are copied behind the fence.
+are copied and compared again until few are left. Only the last changes are copied while the fence is up.
 
 From the phase ``fenced`` on, the source has the fence. It stores the phase, so the two cannot disagree. While
-rows are copied, and while a copy is deleted, the target also has a fence, in the phase ``arriving``: a
+rows are copied and while a copy is deleted, the target also has a fence, in the phase ``arriving``, because a
 cleanup of all databases must not change the compared rows. If the tenant returns to a database that still has
 the fence of an earlier move, that fence stays, in the phase ``returning``.
 """
@@ -67,7 +67,7 @@ class MoveSummary(Serializable):
 
 
 def find_move(tenant: str) -> Fence | None:
-    """Return the move of a tenant that has begun and has not ended, from the database with its fence.
+    """Return a tenant's move that has begun and has not ended, from the database that has its fence.
 
     An unavailable database does not hide a move in progress between others.
     """
@@ -90,10 +90,10 @@ def find_move(tenant: str) -> Fence | None:
 class TenantMove:
     """The move of one tenant. One process at a time may drive it.
 
-    With ``force``, the router is not asked where the tenant is, for a project that passes ``using`` itself.
-    An abort then does not compare the rows it deletes, and works without a target that cannot be reached.
-    ``progress`` is called with a text. Every call is safe to repeat, and raises `InvalidQuery` if the move is
-    in another phase.
+    With ``force``, the router is not asked where the tenant is; this is for a project that passes ``using``
+    itself. An abort then does not compare the rows that it deletes, and works even if the target cannot be
+    reached. ``progress`` is called with a text. Every call is safe to repeat, and raises `InvalidQuery` if
+    the move is in another phase.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TenantMove:
     def copy(self) -> MoveSummary:
         """Copy the tenant's rows to the target, and then refuse its writers and copy their last changes.
 
-        Before that, all rows are read once: if a session is damaged, nothing begins.
+        Before that, all rows are read once: if a session is damaged, nothing is started.
 
         When the copy is complete, the phase is ``copied``. Otherwise the summary lists the problems, and the
         tenant stays in the source.
@@ -144,7 +144,7 @@ class TenantMove:
         try:
             if phase == COPYING:
                 self._copy_beside_writers()
-            # Check again behind the fence, because a writer may have been faster.
+            # Check again while the fence is up, because a writer may have been faster.
             self._require_exports()
             self._copy.copy_changes()
             records = self._copy.compared()
@@ -267,7 +267,7 @@ class TenantMove:
             take_down(self._target)
 
     def _leave_target(self) -> None:
-        """Undo `_close_target`: the tenant is not there."""
+        """Undo `_close_target`, because the tenant is not there."""
         if not set_phase(self._target, "moved", after=(RETURNING,)):
             self._open_target()
 

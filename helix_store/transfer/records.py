@@ -1,4 +1,4 @@
-"""Records as lines, units that are exported and imported together, and the results of both."""
+"""Records as lines, units of records that are exported and imported together, and the results of both."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _in_ascii: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).enco
 class Unit:
     """A record and its parts: a session, a stream, the locks of a tenant, the usage of a deleted session.
 
-    Each call of ``records`` reads them from the start, until the next unit is read. ``sha256`` is the hash of
-    their lines, if it is known.
+    Each call of ``records`` reads them from the start; call it before the next unit is read. ``sha256`` is
+    the hash of their lines, if it is known.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem(Serializable):
-    """A failure to export or import something; ``line`` is its line in the file, if there is one."""
+    """A failure to export or import something; ``line`` is the line in the file, if there is one."""
 
     text: str
     line: int | None = None
@@ -123,7 +123,7 @@ class ImportSummary:
 
     @property
     def sessions(self) -> int:
-        """The number of sessions that are stored as in the file."""
+        """The number of sessions that are stored as they are in the file."""
         return self.imported["session"] + self.identical["session"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class ImportSummary:
 class Spool:
     """Lines that are written once and can be read from the start any number of times.
 
-    They are in memory while they are few, and then in a file.
+    They are kept in memory as long as there are few, and then in a file.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""SQL of exports and imports that the ORM cannot express, or not as fast."""
+"""SQL of exports and imports that the ORM cannot express, or not as efficiently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RAISE: Final = f"""
 
 # If the clock was read before a wait, the lock appears to be held, which errs on the safe side.
 RAISE_TOKEN: Final = with_clock(lambda clock: _RAISE.format(now=clock.now))
-"""Create a free lock, or raise the token of one; return no row if it is held or its token is as high."""
+"""Create a free lock, or increase its token; return no row if it is held or its token is as high already."""
 
 TOKEN: Final = Statement(f"SELECT token FROM {_LOCK} WHERE tenant = %(tenant)s AND name = %(name)s")
 

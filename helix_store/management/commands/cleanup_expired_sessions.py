@@ -1,4 +1,4 @@
-"""``cleanup_expired_sessions``: fail sessions that have expired and delete their workspace snapshots."""
+"""``cleanup_expired_sessions``: mark expired sessions as failed and delete their workspace snapshots."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Command(StoreCommand):
         details = CleanupDetails(with_problems=with_problems, not_swept=not_swept)
         summary = self._clean_up(options, details)
         self._write(summary, details, options)
-        # Close the connection before the pause, because a database may drop an idle one.
+        # Close the connection before the pause, because a database may drop idle ones.
         connections[options["database"]].close_if_unusable_or_obsolete()
         problems = [f"{len(with_problems)} sessions had a problem"] if with_problems else []
         problems += [f"expired rows of {record} were not deleted" for record in sorted(not_swept)]
@@ -65,7 +65,7 @@ class Command(StoreCommand):
             raise CommandError(f"{', '.join(problems)}; see the log of helix_store.cleanup.")
 
     def rounds(self, options: Mapping[str, Any]) -> Iterator[None]:
-        # Collect them over all rounds, so that a session with the same problem in every round counts once.
+        # They are collected over all rounds, so that a session with a recurring problem counts once.
         self._with_problems: defaultdict[str, set[SessionKey]] = defaultdict(set)
         self._not_swept: defaultdict[str, set[str]] = defaultdict(set)
         yield

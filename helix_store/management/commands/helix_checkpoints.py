@@ -68,7 +68,7 @@ class Command(ActingCommand):
         parser.add_argument(
             "checkpoint",
             metavar="CHECKPOINT",
-            help=CHECKPOINT_FORMS + " With --message-index it is a session id.",
+            help=CHECKPOINT_FORMS + " With --message-index, it is a session id.",
         )
         parser.add_argument("--new-id", metavar="ID", help="Id of the new session (default: a new one).")
         parser.add_argument("--title", help="Title of the new session.")
@@ -127,7 +127,7 @@ class Command(ActingCommand):
         self.write_text("\n".join(["", *json_lines(shown, self.layout.width, indent="")]))
 
     def _diff(self, options: dict[str, Any]) -> None:
-        """Compare the states of two checkpoints, of one session or of two."""
+        """Compare the states of two checkpoints, of the same session or of two sessions."""
         before, after = chosen_state(options["a"], options), chosen_state(options["b"], options)
         if self.is_json:
             old, new = comparable(before.state), comparable(after.state)
@@ -166,7 +166,7 @@ class Command(ActingCommand):
         self.write_data(data)
 
     def _prune(self, options: dict[str, Any]) -> None:
-        """Delete all but the newest checkpoints of each session, or of one. The current state stays."""
+        """Delete all but the newest checkpoints of each session, or of one. The current state is kept."""
         age, session_id = options["older_than"], options["session_id"]
         directory = directory_of(options)
         if session_id is not None:

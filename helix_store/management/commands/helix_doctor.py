@@ -90,7 +90,7 @@ class Command(StoreCommand):
 
 
 class _Reporter(Listener):
-    """A listener that draws progress, announces each fix before it is made, and passes on a signal."""
+    """A listener that draws progress, announces each fix before it is made, and forwards a signal."""
 
     def __init__(self, command: StoreCommand, bar: ProgressBar, *, dry_run: bool) -> None:
         self._command = command

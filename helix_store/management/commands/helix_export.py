@@ -102,7 +102,7 @@ class Command(StoreCommand):
             yield buffer
             buffer.flush()
         except BrokenPipeError as exc:
-            # Otherwise Python would fail at exit, when it flushes the bytes that the pipe did not accept.
+            # Otherwise Python would fail at exit, when it flushes the bytes that the pipe has not accepted.
             os.dup2(os.open(os.devnull, os.O_WRONLY), buffer.fileno())
             raise CommandError("The reader of stdout has exited; the export is not complete.") from exc
 

@@ -155,7 +155,7 @@ class Command(StoreCommand):
         return summary
 
     def _write(self, summary: ImportSummary, counts: dict[str, Counts]) -> None:
-        """Write the summary. ``counts`` counts the rows of the other store."""
+        """Write the summary. ``counts`` has the numbers of rows in the other store."""
         for problem in summary.problems:
             self.progress(str(problem))
         data = summary.to_dict()

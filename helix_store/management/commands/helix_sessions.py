@@ -152,7 +152,7 @@ class Command(ActingCommand):
         parser.add_argument("--count", action="store_true", help="Count all sessions that match.")
 
     def _list(self, options: dict[str, Any]) -> None:
-        """List sessions, the most recently updated first. Filters are combined with AND."""
+        """List sessions, most recently updated first. Filters are combined with AND."""
         for name in ("parent_session_id", "root_session_id"):
             if options[name] and options[name] is not UNSET:
                 options[name] = whole_id(options[name], options)
@@ -192,7 +192,7 @@ class Command(ActingCommand):
     # --- posts and wake
 
     def _posts(self, options: dict[str, Any]) -> None:
-        """List the posts of a session, the first one first."""
+        """List the posts of a session in order."""
         store, session_id = chosen_session(options["session_id"], options)
         self.write_list(
             "posts",
@@ -228,7 +228,7 @@ class Command(ActingCommand):
 
 
 def _check_answer(options: Mapping[str, Any]) -> None:
-    """Refuse a value or a reason that does not apply to the answer."""
+    """Refuse a value or a reason that the answer does not accept."""
     answer = options["answer"]
     if options["value"] is not None and answer in (APPROVE, REJECT):
         raise WrongUsage(f"{answer} takes no VALUE; use --reason.")
@@ -251,7 +251,7 @@ def _user(name: str) -> Any:
 
 
 def _pages_of_sessions(options: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
-    """Yield the pages of a list; with each session, the outline of the conversation that an adapter keeps."""
+    """Yield the pages of a list; each session has the outline of the conversation that an adapter keeps."""
     db = Database(options["database"], options["tenant"] or "")
     for page in directory_of(options).pages(**{name: options[name] for name in SESSION_FILTERS}):
         outlined = zip(page.sessions, outlines_of_heads(db, page.sessions), strict=True)

@@ -98,8 +98,8 @@ class Command(StoreCommandWithParts):
         parser.add_argument("--dry-run", action="store_true", help="Only count.")
 
     def _list(self, options: dict[str, Any]) -> None:
-        """List streams, the newest first. The age is the time since the last change."""
-        # If the tenant was specified, it needs no column.
+        """List streams, newest first. The age is the time since the last change."""
+        # If the tenant was specified, it needs no column of its own.
         first = 0 if options["tenant"] is None else 1
         self.write_list("streams", _pages(options), columns=_COLUMNS[first:], to_dict=ListedStream.to_dict)
 
@@ -144,13 +144,13 @@ class Command(StoreCommandWithParts):
             self.progress(f"The stream is {tail.info.status.value}, after sequence {tail.position}.")
 
     def _prune(self, options: dict[str, Any]) -> None:
-        """Fail streams with a lost writer, and remove chunks of streams that ended too long ago, chunks whose
-        retention is over, and surplus chunks. The streams stay.
+        """Mark streams with a lost writer as failed, and remove chunks of streams that ended too long ago,
+        chunks past their retention, and surplus chunks. The streams themselves are kept.
         """
         tenant = tenant_argument(options)
         older_than = options["older_than"]
         if isinstance(older_than, datetime):
-            # An age is measured by the database's clock.
+            # The age is measured by the database's clock.
             older_than = moment_of(older_than, project_zone())
         request = PruneRequest.checked(
             older_than=older_than,

@@ -119,7 +119,7 @@ class Command(StoreCommand):
 
     @contextmanager
     def _telling_what_takes_long(self) -> Iterator[None]:
-        """Print a message if it takes long. One statement does all the work, so its progress is unknown."""
+        """Print a message if this takes long. One statement does all the work, so its progress is unknown."""
         timer = threading.Timer(1.0, self.progress, ["Adding up the usage…"])
         timer.daemon = True
         timer.start()

@@ -21,11 +21,11 @@ _NAMES: Final = dict.fromkeys(("schema", "table"), validation.optional_identifie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The place where another store keeps its tables, and the tenant here that its sessions get.
+    """The place where another store keeps its tables, and the tenant that its sessions get here.
 
     ``schema`` and ``table`` default to the names of the store. With ``only_whole``, a session with a fault in
     one of its rows is left out; otherwise it is imported without that row. With ``leaves_tables``, rows of
-    tables that have no counterpart here are counted but are not a problem.
+    tables without a counterpart here are counted, but are not a problem.
     """
 
     dsn: str = field(repr=False)
@@ -39,14 +39,14 @@ class Origin:
 class ForeignSource(ABC):
     """A store of another project, which is read once, inside `reading`: a `Source`.
 
-    ``tally`` holds the rows found so far, the rows left in the source, and the problems.
+    ``tally`` contains the rows found so far, the rows left in the source, and the problems.
     """
 
     kind: ClassVar[str]
     """The other store's word for a session."""
     session_count_query: ClassVar[str]
     sessions_query: ClassVar[str]
-    """A query that returns one row per session, starting with its id."""
+    """A query that returns one row for each session, starting with its id."""
 
     def __init__(self, origin: Origin, reader: Reader) -> None:
         self.tally = Tally()
@@ -88,14 +88,14 @@ class ForeignSource(ABC):
 
     @abstractmethod
     def _read_parts(self, session: ForeignSession) -> None:
-        """Take all rows of the session."""
+        """Read all rows of the session."""
 
     def _completed(self, head: Head, session: ForeignSession) -> Head:
         """Return the head, completed with data from the rows. Raises `HelixStoreError` as `_head` does."""
         return head
 
     def _without_table_here(self, *tables: str) -> Iterator[Problem]:
-        """Report rows of tables without a counterpart here, unless the origin accepts that they are left."""
+        """Report rows of tables without a counterpart here, unless the origin allows them to be left."""
         for table, count in self._reader.row_counts(*tables).items():
             self.tally.found[table] += count
             if count:
@@ -108,7 +108,7 @@ class ForeignSource(ABC):
         return False
 
     def _read(self, session: ForeignSession, row: tuple[Any, ...]) -> Head | None:
-        """Read a whole session; return ``None`` if it is left out."""
+        """Read a whole session, or return ``None`` if it is left out."""
         head, reason = None, ""
         try:
             head = self._head(session, row)

@@ -1,7 +1,7 @@
 """JSON with the tags of obsku's serializer, read as the types that typed JSON writes.
 
 An object with a ``value`` and a ``__type`` of ``Date``, ``Map``, ``Set`` or ``Buffer`` is a ``datetime``, a
-``dict``, a ``set`` or ``bytes``. With any other text as ``__type``, it is an ordinary object.
+``dict``, a ``set`` or ``bytes``. An object with any other string as ``__type`` is an ordinary object.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from helix_store.exceptions import InvalidPayload
 
 _TYPE: Final = "__type"
 _VALUE: Final = "value"
-# A date without a time means midnight UTC, as in JavaScript. A time without a zone would depend on the
-# reader's zone.
+# A date without a time means midnight UTC, as in JavaScript. A time without a zone would depend on the time
+# zone of the reader.
 _DATE: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}:[0-9]{2}))?"
 )
@@ -31,13 +31,13 @@ _DATE: Final = re.compile(
 def revive(text: str, path: str, remarks: list[str]) -> Any:
     """Return the value of a text. Raises `InvalidPayload` with a JSON pointer that begins with ``path``.
 
-    A set or map that Python cannot represent becomes a list, and adds a remark.
+    A set or map that Python cannot represent becomes a list, and a remark is added.
     """
     try:
         return _value(json.loads(text, parse_constant=_refuse_constant), path, remarks)
     except (ValueError, RecursionError):
         pass
-    # Raise outside the handler: the error of a parser holds the text and would become its context.
+    # This is raised outside the handler: the error of a parser holds the text and would become its context.
     raise InvalidPayload(path=path, reason="it is not JSON, or nested too deeply")
 
 

@@ -41,7 +41,7 @@ _IMPORTED: Final = ("sessions", "messages", "checkpoints")
 _WITHOUT_TABLE_HERE: Final = ("entities", "facts")
 
 _STATUSES: Final = {"Complete": "completed", "Failed": "failed", "Skipped": "skipped"}
-"""Additional words for the status of a node that the original reads."""
+"""Additional words for the status of a node that the original accepts."""
 
 _CALL: Final[dict[str, type]] = {"name": str, "toolUseId": str, "input": dict}
 _RESULT: Final[dict[str, type]] = {"content": str, "toolUseId": str}
@@ -65,7 +65,7 @@ class ObskuSource(ForeignSource):
         super().__init__(origin, PostgresReader(origin.dsn, schema=origin.schema))
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
-        """Report rows of no session, and entities and facts unless the origin accepts that they are left."""
+        """Report rows of no session, and entities and facts unless the origin allows them to be left."""
         yield from self.tally.compare(self._reader.row_counts(*_IMPORTED))
         yield from self._without_table_here(*_WITHOUT_TABLE_HERE)
 
@@ -180,7 +180,7 @@ def _revived(session: ForeignSession, name: str, field: str, text: str | None) -
 
 
 def _with_known_statuses(node_results: Any) -> Any:
-    """Return node results with this package's statuses. Any other value is checked later."""
+    """Return node results with the statuses of this package. Any other value is checked later."""
     if type(node_results) is not dict:
         return node_results
     return {node_id: _with_known_status(result) for node_id, result in node_results.items()}

@@ -1,4 +1,4 @@
-"""Readers of another store's database: one moment, read-only, in constant memory."""
+"""Readers of another store's database, which show a single moment, are read-only and use constant memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FOR_THIS_TRANSACTION: Final = {
     "statement_timeout": "0",
     "timezone": "UTC",
     "datestyle": "ISO",
-    # A policy that hides rows is an error, as in pg_dump.
+    # A policy that would hide rows raises an error, as in pg_dump.
     "row_security": "off",
 }
 _SET: Final = "SELECT pg_catalog.set_config(%s, %s, true)"
@@ -46,7 +46,7 @@ _KNOWN_REASONS: Final = (
     "certificate verify failed",
     "server does not support SSL",
 )
-"""The parts of a driver's message that may be shown: the rest may contain part of a mistyped password."""
+"""The parts of a driver's message that may be shown; other parts may contain part of a mistyped password."""
 
 
 class SourceUnreadable(HelixStoreError):
@@ -56,7 +56,7 @@ class SourceUnreadable(HelixStoreError):
 
 
 class Reader(ABC):
-    """Reads of one connection, all in one transaction that writes nothing."""
+    """Reads on one connection, all in one transaction that writes nothing."""
 
     def __init__(self) -> None:
         self._connection: Any = None
@@ -64,11 +64,11 @@ class Reader(ABC):
 
     @abstractmethod
     def reading(self) -> AbstractContextManager[None]:
-        """Connect, and show one moment until the end of the block. Raises `SourceUnreadable`."""
+        """Connect, and show a single moment until the end of the block. Raises `SourceUnreadable`."""
 
     @abstractmethod
     def rows(self, query: str, *values: Any) -> Iterator[_Row]:
-        """Yield the rows of a query, in pages that get shorter for larger rows."""
+        """Yield the rows of a query, in pages that get shorter if the rows are larger."""
 
     @abstractmethod
     def one(self, query: str, *values: Any) -> _Row:
@@ -150,7 +150,7 @@ class PostgresReader(Reader):
     def _composed(self, query: str) -> Composed:
         from psycopg.sql import SQL, Identifier
 
-        # The driver looks for placeholders even in a quoted name.
+        # The driver looks for placeholders even inside a quoted name.
         names = {
             name: Identifier(*(part.replace("%", "%%") for part in parts))
             for name, parts in self._names.items()
@@ -186,7 +186,7 @@ def _connected(dsn: str) -> Connection[_Row]:
 
 @contextmanager
 def _postgres_errors_shown() -> Iterator[None]:
-    """Turn errors of the driver into `SourceUnreadable` with only the server's first line."""
+    """Turn errors of the driver into `SourceUnreadable`, with only the first line from the server."""
     import psycopg
 
     text = None

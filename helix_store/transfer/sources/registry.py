@@ -16,5 +16,5 @@ SOURCES: Final[dict[str, Callable[[Origin], ForeignSource]]] = {
 
 
 def register_source(name: str, source: Callable[[Origin], ForeignSource]) -> None:
-    """Register another store that ``helix_import --from`` can read. Call it in ``AppConfig.ready()``."""
+    """Register another store that ``helix_import --from`` can read. Call this in ``AppConfig.ready()``."""
     SOURCES[name] = source

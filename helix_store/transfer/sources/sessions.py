@@ -39,9 +39,9 @@ class Head(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of rows by table name: ``found`` in the source, and the part of these that was ``left`` there.
+    """Counts of rows by table name: ``found`` in the source, and the part of them that was ``left`` there.
 
-    ``problems`` has each row that is left out, and each row that is imported with a change.
+    ``problems`` lists each row that is left out, and each row that is imported with a change.
     """
 
     found: Counts = field(default_factory=Counter)
@@ -77,9 +77,9 @@ class Tally:
 
 
 class ForeignSession:
-    """What has been read of one session so far. Close it after its last record.
+    """The data that has been read of one session so far. Close it after its last record.
 
-    ``source_id`` is its id in the other store, if ``session_id`` is a different one here.
+    ``source_id`` is its id in the other store, if it has a different ``session_id`` here.
     """
 
     def __init__(self, kind: str, source_id: str, session_id: str | None = None) -> None:
@@ -137,7 +137,7 @@ def session_of(cls: type[S], kind: str, source_id: str) -> S:
 
 
 def new_session(session_id: str, agent_type: str) -> NewSession:
-    """Return a session as the adapter of a framework creates it."""
+    """Return a session in the form in which the adapter of a framework creates it."""
     state = SessionState(
         session_id=session_id, agent_type=agent_type, root_session_id=session_id, stream_id=session_id
     )
@@ -145,7 +145,7 @@ def new_session(session_id: str, agent_type: str) -> NewSession:
 
 
 def _head_records(head: Head, tenant: str, *, message_count: int) -> list[Record]:
-    """Return the session and its state, as a state store creates them."""
+    """Return the session and its state, in the form in which a state store creates them."""
     new = head.new
     columns = {**new.encoded.columns, "root_session_id": new.session_id, "message_count": message_count}
     session = Session(
