@@ -1,4 +1,4 @@
-"""What reads across tenants: look-ups and pages stay small in a database with many sessions."""
+"""What reads across tenants: lookups and pages stay small in a database with many sessions."""
 
 from __future__ import annotations
 
