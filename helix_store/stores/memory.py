@@ -28,7 +28,7 @@ from helix_store.usage.store import InMemoryUsageStore
 
 
 class InMemoryStateStore(OpensSessions, StateStoreBase):
-    """Sessions in the memory of this process, with the contract of the database store; for experiments too.
+    """Sessions in the memory of this process, as in the database store; for tests and experiments.
 
     Stores with the same ``world`` share their data; by default each store gets a new one.
     """
