@@ -226,9 +226,9 @@ def _arguments(answer: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON document given as text. Raises ``ValueError``."""
+    """Return the value of a JSON document given as a string. Raises ``ValueError``."""
     try:
-        if not text.startswith("~"):  # A leading "~" marks a stored text that is not plain JSON.
+        if not text.startswith("~"):  # A leading "~" marks stored text that is not plain JSON.
             return decode(text)
     except (IntegrityFault, RecursionError):
         pass

@@ -21,7 +21,7 @@ def session_id_for(*parts: str) -> str:
     A single part that is a valid session id is used unchanged. Everything else becomes a readable form of at
     most 80 characters, ``~`` and 32 hexadecimal digits of the SHA-256 of the parts. A single part that
     already looks like this is also converted, so that no one can construct an id that collides with another.
-    Raises `InvalidPayload` if there are no parts, or if a part is not a text.
+    Raises `InvalidPayload` if there are no parts, or if a part is not a string.
     """
     for index, part in enumerate(parts):
         if type(part) is not str:

@@ -141,7 +141,7 @@ def _highest(report: BudgetReport) -> SafeString:
     return under(words.format(count=f"{MOST_COUNTERS:,}", value=shown))
 
 
-# --- Cells: what a budget caps, its period, and a bar with a text for each limit
+# --- Cells: the scope that a budget limits, its period, and a bar with a caption for each limit
 
 
 def capped(scope: str, value: str) -> SafeString:

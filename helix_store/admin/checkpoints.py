@@ -114,7 +114,7 @@ def without_secrets(envelope: Any) -> Any:
 
 
 def claim_of(snapshot: Checkpoint) -> SafeString:
-    """Return a text that shows whether a snapshot is free, claimed (by whom and until when) or resumed."""
+    """Return text that shows whether a snapshot is free, claimed (by whom and until when) or resumed."""
     if snapshot.claim_done_at is not None:
         status, words, when = "resumed", "{when}", snapshot.claim_done_at
     elif snapshot.claim_expires_at is None:

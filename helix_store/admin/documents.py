@@ -135,7 +135,7 @@ def difference(changes: Iterable[Change]) -> dict[str, Any]:
 
 
 def matches(value: Any, term: str) -> Iterator[tuple[str, str]]:
-    """Yield the places whose key or plain value contains a text, as JSON pointers, and the values there."""
+    """Yield the places whose key or plain value contains a string, as JSON pointers, and the values there."""
     wanted = term.casefold()
     waiting: list[tuple[str, Any, Any]] = [("", None, value)]
     while waiting:
@@ -150,7 +150,7 @@ def matches(value: Any, term: str) -> Iterator[tuple[str, str]]:
 
 
 def _searched(key: Any, node: Any) -> Iterator[str]:
-    """Yield the texts at a place that a search examines."""
+    """Yield the strings at a place that a search examines."""
     if isinstance(key, str):
         yield key
     if isinstance(node, str):

@@ -84,7 +84,7 @@ def short_id(text: str) -> SafeString:
 
 
 def narrow(text: str) -> SafeString:
-    """Return a text that may break at any character, which keeps its column narrow."""
+    """Return text that may break at any character, which keeps its column narrow."""
     return format_html('<span class="helix-narrow">{}</span>', printable(text))
 
 
@@ -94,7 +94,7 @@ def under(text: str) -> SafeString:
 
 
 def stacked(text: str, second: str) -> SafeString:
-    """Return a cell of a text and, unless it is empty, a second line."""
+    """Return a cell with text and, unless it is empty, a second line."""
     return format_html("{}{}", text, under(second) if second else "")
 
 
@@ -109,7 +109,7 @@ def progress(steps: int, messages: int) -> str:
 
 
 def text_block(text: str) -> SafeString:
-    """Return a text with its line breaks, cut if it is very long."""
+    """Return text with its line breaks, cut if it is very long."""
     ending = _cut() if len(text) > JSON_LIMIT else ""
     return format_html('<pre class="helix-text">{}</pre>{}', printable(text[:JSON_LIMIT]), ending)
 
@@ -154,7 +154,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return the start of a text as one line."""
+    """Return the start of some text as one line."""
     line = " ".join(printable(text[: 4 * limit]).split())
     return line if len(line) <= limit and len(text) <= 4 * limit else line[:limit].rstrip() + "…"
 

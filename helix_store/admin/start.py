@@ -52,7 +52,7 @@ _NEWEST_FIRST: Final = ("-updated_at", "-session_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """A tile. ``figure`` is the headline, and ``rows`` are pairs of a text with a link and a note."""
+    """A tile. ``figure`` is the headline, and ``rows`` are pairs of linked text and a note."""
 
     title: Any
     figure: Any

@@ -47,7 +47,7 @@ GROUPINGS: Final = {
 
 
 def _is_name(value: str) -> None:
-    """Raise `ValidationError` if the store refuses the text as a name."""
+    """Raise `ValidationError` if the store refuses the string as a name."""
     try:
         validation.identifier(value, "")
     except InvalidPayload as error:

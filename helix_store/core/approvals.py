@@ -32,7 +32,7 @@ class ActingUser(Protocol):
 
 
 Actor: TypeAlias = str | ActingUser
-"""The actor who answers a call: a text that does not begin with ``user:``, or a Django user."""
+"""The actor who answers a call: a string that does not begin with ``user:``, or a Django user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ _CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0
 
 
 class IdGenerator:
-    """Generates strictly increasing UUIDv7 texts, even if the clock is set back.
+    """Generates strictly increasing UUIDv7 strings, even if the clock is set back.
 
     The time and random bits form one number of 48 + 74 bits. If the clock is not later than the last id, the
     next id is the last one plus a random number. An overflow of the random bits increases the time.

@@ -87,7 +87,7 @@ def _merge_into(
     document: dict[str, Any], incoming: dict[str, Any], array_replacements: Iterable[str]
 ) -> list[str]:
     if isinstance(array_replacements, str):
-        raise InvalidPayload(path="", reason="array_replacements must be a collection of keys, not one text")
+        raise InvalidPayload(path="", reason="array_replacements must be a collection of keys, not a string")
     replacements = frozenset(array_replacements)
     warnings = []
     for key, value in incoming.items():

@@ -104,7 +104,7 @@ def decode(text: str) -> Any:
 
 
 def decode_optional(text: str | None) -> Any:
-    """Return `decode` of a text, or ``None`` if there is no text."""
+    """Return `decode` of some text, or ``None`` if there is none."""
     return None if text is None else decode(text)
 
 
@@ -133,7 +133,7 @@ def decode_object(text: str) -> dict[str, Any]:
 
 
 def is_plain_json(text: str) -> bool:
-    """Return whether every reader can parse a stored text as JSON, so that it can be part of another text."""
+    """Return whether every reader can parse stored text as JSON, so that it can be part of a larger text."""
     return not text.startswith("~")
 
 
@@ -150,7 +150,7 @@ def join_fields(start: str, texts: Mapping[str, str]) -> str:
 
 
 def _in_form_for_pairs(text: str) -> str:
-    """Return a stored text in the form for adjacent surrogates, without its mark."""
+    """Return stored text in the form for adjacent surrogates, without its mark."""
     return text.encode("utf-8").decode("latin-1") if is_plain_json(text) else text[1:]
 
 
@@ -184,8 +184,8 @@ def check_value(value: Any, *, limit: int, path: str, name: str = "max_state_byt
     """Refuse values that cannot be stored, one level of nesting at a time.
 
     ``least`` is a lower bound of the text's length: it stops a small graph of shared references that would be
-    written as a huge text before a text of that size is created. The writer refuses NaN and infinity. Every
-    write passes this check: in measurements, one plain loop was faster than any combination of built-ins.
+    written as huge text before text of that size is created. The writer refuses NaN and infinity. Every write
+    passes this check: in measurements, one plain loop was faster than any combination of built-ins.
     """
     # Every value counts as two bytes: its own and a comma or bracket, although the outermost one has none.
     least = -1

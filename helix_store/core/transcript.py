@@ -33,7 +33,7 @@ _CALL_ID_KEYS: Final = ("tool_call_id", "call_id", "tool_use_id", "id")
 
 
 class CutText(str):
-    """The start of a text that was cut off."""
+    """The start of text that was cut off."""
 
     __slots__ = ()
 

@@ -101,7 +101,7 @@ def tenant(value: Any, name: str = "tenant") -> str:
 
 
 def text(value: Any, name: str, *, limit: int) -> str:
-    """Check a text for a text column, which may be empty: at most ``limit`` bytes, without NUL or lone
+    """Check a string for a text column, which may be empty: at most ``limit`` bytes, without NUL or lone
     surrogates.
 
     Raises `InvalidPayload` and `LimitExceeded`.
@@ -182,7 +182,7 @@ def instance(value: T, cls: type, name: str) -> T:
 def items(values: Iterable[T], name: str) -> list[T]:
     """Return the values of a collection as a list, with at most as many values as one call may have.
 
-    Raises `InvalidPayload` for a text or a dict, and `LimitExceeded`.
+    Raises `InvalidPayload` for a string or a dict, and `LimitExceeded`.
     """
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
         raise InvalidPayload(path=name, reason=f"expected a collection, got {type(values).__name__}")
@@ -266,7 +266,7 @@ def is_age(value: timedelta) -> bool:
 
 
 def enum(cls: type[E], value: Any, name: str) -> E:
-    """Return a member of `cls`, from itself or its text."""
+    """Return a member of `cls`, from itself or its value."""
     if type(value) is cls:
         return value
     if type(value) is str:
@@ -324,7 +324,7 @@ def record(cls: type[Serializable], rules: Mapping[str, Rule]) -> Rule:
 
 
 def enum_text(cls: type[Enum]) -> Rule:
-    """Return a member of `cls`, from itself or its text, as text."""
+    """Return a member of `cls`, from itself or its value, as a string."""
     return lambda value, name: enum(cls, value, name).value
 
 

@@ -57,7 +57,7 @@ _SOUND_ENVELOPE: Final = '{"agent_type":"any","status":"active"}'
 
 
 def _can_read(read: Callable[[], Any]) -> bool:
-    """Return whether a stored text is readable by ``read``, which raises `IntegrityFault` for faulty text."""
+    """Return whether stored text is readable by ``read``, which raises `IntegrityFault` for faulty text."""
     try:
         read()
     except IntegrityFault:
@@ -145,7 +145,7 @@ def states(scope: Scope) -> Iterator[Fault]:
 
 
 def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, base: str | None) -> str | None:
-    """Return the rule that a row's texts break. An unreadable or missing base is a fault of another row."""
+    """Return the rule that a row's columns break. An unreadable or missing base is a fault of another row."""
     if kind == CheckpointKind.GRAPH:
         return None if _can_read(partial(checkpoint_values, payload)) else "unreadable-typed-values"
     if kind == CheckpointKind.SNAPSHOT:

@@ -26,7 +26,7 @@ from helix_store.exceptions import (
 
 TENANT_MOVED: Final = "TM001"
 """The SQLSTATE of the triggers that refuse writes to a tenant while it is being moved. An SQLite trigger can
-only raise a text, so the text begins with this code.
+only raise a string, so the string begins with this code.
 """
 
 # A code is looked up whole, then by its family: the class of the SQLSTATE or the primary code of SQLite.

@@ -1,4 +1,4 @@
-"""A single SQL statement, with one text for each database."""
+"""A single SQL statement, with one form for each database."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NAMED_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
 
 class Refusal(str):
-    """A text for Citus that is not run: the call raises `NotSupportedOnBackend` with a message that ends with
-    this text, ``"<alias> is on Citus, …"``.
+    """The reason why a statement is not run on Citus: the call raises `NotSupportedOnBackend`, with a message
+    that ends with this text, ``"<alias> is on Citus, …"``.
     """
 
 

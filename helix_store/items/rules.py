@@ -33,12 +33,12 @@ class EncodedItem(NamedTuple):
 
 
 def lane_name(value: Any, name: str = "lane") -> str:
-    """Check a text of at most 1,000 bytes; an empty text means the default lane."""
+    """Check a string of at most 1,000 bytes; an empty string means the default lane."""
     return validation.text(value, name, limit=MAX_LANE_BYTES)
 
 
 def item_key(value: Any, name: str = "key") -> str:
-    """Check a text of 1 to 1,000 bytes."""
+    """Check a string of 1 to 1,000 bytes."""
     if validation.text(value, name, limit=MAX_LANE_BYTES):
         return str(value)
     raise InvalidPayload(path=name, reason="a key needs at least one character")

@@ -50,7 +50,7 @@ def _cells(char: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Return the start of a text followed by ``…`` if the text is wider than ``width`` cells."""
+    """Return the start of a string followed by ``…`` if the string is wider than ``width`` cells."""
     if width_of(text) <= width:
         return text
     return _start(text, width - 1) + ELLIPSIS if width > 0 else ""
@@ -67,13 +67,13 @@ def cut_middle(text: str, width: int) -> str:
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
-    """Return a text padded with spaces to ``width`` cells. ``right`` aligns it to the right."""
+    """Return a string padded with spaces to ``width`` cells. ``right`` aligns it to the right."""
     spaces = " " * (width - width_of(text))
     return spaces + text if right else text + spaces
 
 
 def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Return the lines of a text of any length, visible, indented and at most ``width`` cells wide.
+    """Return the lines of text of any length, visible, indented and at most ``width`` cells wide.
 
     A line breaks at a space if it contains one. Newlines and spaces at the start of a line are kept.
     """

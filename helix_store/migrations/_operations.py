@@ -81,7 +81,7 @@ class RefuseToLose(WithoutEffect):
         self.remove = remove or _HOW_TO_REMOVE[model_name]
 
     def loss(self, apps: StateApps, app_label: str, alias: str) -> str | None:
-        """Return a text that names the rows that reversing would delete, or ``None``."""
+        """Return a message that names the rows that reversing would delete, or ``None``."""
         model = apps.get_model(app_label, self.model_name)
         if not router.allow_migrate_model(alias, model):
             return None

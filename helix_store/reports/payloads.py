@@ -77,7 +77,7 @@ class FreeText(PayloadText):
 
 
 def start_of(column: str, limit: int) -> FreeText:
-    """Return the start of a text: one character more than `one_line` reads for a line of ``limit``."""
+    """Return the start of some text: one character more than `one_line` reads for a line of ``limit``."""
     return FreeText(Substr(column, 1, 4 * limit + 1))
 
 
@@ -293,7 +293,7 @@ def _after_separator(text: str, position: int) -> int:
 
 
 def _cut_value(rest: str) -> str:
-    """Return the start of a text without its quotes, or any other value as it is written."""
+    """Return the start of a string without its quotes, or any other value as it is written."""
     if rest[:1] != '"':
         return rest
     if dangling := _CUT_ESCAPE.search(rest):

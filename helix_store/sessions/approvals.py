@@ -117,16 +117,16 @@ _NOBODY: Final = CallActor()
 
 
 def checked_actor(actor: Any) -> CallActor:
-    """Return who answers. Raises `InvalidPayload` for anything other than a text or a Django user."""
+    """Return who answers. Raises `InvalidPayload` for anything other than a string or a Django user."""
     if actor is None:
         return _NOBODY
     if isinstance(actor, str):
         if actor.startswith(_USER):
-            reason = f'a text cannot begin with "{_USER}"; pass the Django user itself'
+            reason = f'a string cannot begin with "{_USER}"; pass the Django user itself'
             raise InvalidPayload(path="actor", reason=reason)
         return CallActor(validation.identifier(actor, "actor"))
     if not callable(getattr(actor, "has_perm", None)):
-        raise InvalidPayload(path="actor", reason="expected a text or a Django user")
+        raise InvalidPayload(path="actor", reason="expected a string or a Django user")
     key = getattr(actor, "pk", None)
     return CallActor(None if key is None else validation.identifier(f"{_USER}{key}", "actor"), actor)
 

@@ -1,7 +1,7 @@
 """Payloads stored as the changes since an earlier full payload, entry by entry.
 
 An *entry* is one key of a payload with its value (RFC 8259 calls it a member). This module works on stored
-texts and never compares values: Python considers ``1``, ``1.0`` and ``True`` equal, as well as ``0.0`` and
+text and never compares values: Python considers ``1``, ``1.0`` and ``True`` equal, as well as ``0.0`` and
 ``-0.0``, and two dicts that differ only in the order of their keys. Their texts differ.
 
 A delta is plain JSON, ``{"removed":[keys],"set":{entries}}``: remove the removed keys, then set each entry,
@@ -116,8 +116,8 @@ def encode_changed(
 def split(text: str) -> dict[str, Entry] | None:
     """Return the entries of a stored object.
 
-    Return ``None`` for a text in the form for adjacent surrogates, and for any other text that is not a
-    compact JSON object.
+    Return ``None`` for text in the form for adjacent surrogates, and for any other text that is not a compact
+    JSON object.
     """
     if text[:1] != "{" or text[-1:] != "}":
         return None
@@ -280,12 +280,12 @@ def delta_between(base: Entries, new: Entries) -> str | None:
 def decode_with_deltas(full: str, deltas: Iterable[str]) -> dict[str, Any]:
     """Return the object that results from a full payload and its deltas, oldest first.
 
-    Raises `IntegrityFault` if the texts are unreadable or do not belong together.
+    Raises `IntegrityFault` if they are unreadable or do not belong together.
     """
     following = list(deltas)
     if not following:
         return decode_object(full)
-    # Call the decoder only once: for texts as short as most deltas, the call takes longer than the decoding.
+    # Call the decoder only once: for text as short as most deltas, the call takes longer than the decoding.
     document, *changes = decode(f"[{','.join([full, *following])}]")
     if type(document) is not dict or len(changes) != len(following):
         raise _misfit()
@@ -297,7 +297,7 @@ def decode_with_deltas(full: str, deltas: Iterable[str]) -> dict[str, Any]:
 def apply_deltas(full: str, deltas: Iterable[str]) -> str:
     """Return the payload that results from a full payload and its deltas, oldest first.
 
-    Raises `IntegrityFault` if the texts are unreadable or do not belong together.
+    Raises `IntegrityFault` if they are unreadable or do not belong together.
     """
     document = decode_with_deltas(full, deltas)
     try:

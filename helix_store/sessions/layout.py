@@ -89,7 +89,7 @@ _HEAD_DEFAULTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class EncodedState:
-    """A state that has passed the gate, ready to be written: texts, and values by head column."""
+    """A state that has passed the gate, ready to be written: its text, and values by head column."""
 
     payload: str
     envelope: str
@@ -216,7 +216,7 @@ def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
 def _envelope(head: dict[str, Any], texts: Mapping[str, str]) -> str:
     """Return the JSON object of the fields that differ from their default.
 
-    It is joined from texts, because each of them may be nested as deeply as a whole document.
+    It is joined from strings, because each of them may be nested as deeply as a whole document.
     """
     head = {
         name: value
@@ -258,6 +258,6 @@ _HEAD_RULES: Final[dict[str, validation.Rule]] = {
 }
 _STORED_HEAD_RULES: Final[dict[str, validation.Rule]] = {
     **_HEAD_RULES,
-    # The session is already stored, and the lengths of texts were not always limited.
+    # The session is already stored, and the length of text was not always limited.
     **dict.fromkeys(("title", "directory", "tags", "metadata"), lambda value, _: value),
 }

@@ -312,7 +312,7 @@ class RunUpdate:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRef:
-    """A sub-session ref whose payload fields are texts."""
+    """A sub-session ref whose payload fields are stored as text."""
 
     sub_session_id: str
     agent_type: str

@@ -174,7 +174,7 @@ def encode_chunks(chunks: Iterable[Any], limits: Limits) -> list[str]:
             reason = f"expected a dict, got {type(chunk).__name__}"
             raise InvalidPayload(path=f"chunks/{index}", reason=reason)
         if type(chunk.get("type")) is not str or not chunk["type"]:
-            raise InvalidPayload(path=f"chunks/{index}/type", reason="expected a text that is not empty")
+            raise InvalidPayload(path=f"chunks/{index}/type", reason="expected a string that is not empty")
     return encode_all(given, limit=limits.max_chunk_bytes, name="max_chunk_bytes", path="chunks")
 
 

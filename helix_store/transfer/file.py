@@ -315,7 +315,7 @@ def _kind_of(name: str) -> str:
 
 
 def _shown(text: Any) -> str:
-    """Return a text from the file without characters that control a terminal."""
+    """Return text from the file without characters that control a terminal."""
     text = str(text)[:_LONGEST_SHOWN]
     return text if text.isprintable() else ascii(text)
 

@@ -56,7 +56,7 @@ def import_units(
     unit is stored only if it can be read back as it was written. ``transact`` runs the transactions. Budgets
     count the usage that is stored.
 
-    Ids, texts and payloads must be values that the stores currently accept. Units that are ``is_trusted``
+    Ids, strings and payloads must be values that the stores currently accept. Units that are ``is_trusted``
     come from another database of the project, where limits may have been larger when they were stored. They
     are all of the tenant's data, so the counters of its budgets are stored unchanged.
     """

@@ -92,7 +92,7 @@ class TenantMove:
 
     With ``force``, the router is not asked where the tenant is; this is for a project that passes ``using``
     itself. An abort then does not compare the rows that it deletes, and works even if the target cannot be
-    reached. ``progress`` is called with a text. Every call is safe to repeat, and raises `InvalidQuery` if
+    reached. ``progress`` is called with a string. Every call is safe to repeat, and raises `InvalidQuery` if
     the move is in another phase.
     """
 

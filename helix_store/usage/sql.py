@@ -155,7 +155,7 @@ SUMS_OF_KEPT: Final = _sums(
 @lru_cache(4)
 def totals_of_sessions(most: int) -> Statement:
     """Return the key of each session with the number and the sums of its entries, of at most one more than
-    ``most`` entries. On SQLite, these three are one text.
+    ``most`` entries. On SQLite, these three are one string.
     """
 
     def read(columns: str, key: str) -> str:

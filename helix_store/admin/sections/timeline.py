@@ -222,7 +222,7 @@ def _row(
 
 
 def _placed(scale: Scale, start: datetime, end: datetime) -> dict[str, str]:
-    """Return the position of a bar as texts: a template would format numbers in the user's language."""
+    """Return the position of a bar as strings: a template would format numbers in the user's language."""
     x = scale.place(start)
     # A short bar must stay visible, even at the end of the axis.
     width = max(scale.place(end) - x, 4.0)

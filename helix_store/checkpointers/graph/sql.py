@@ -54,7 +54,7 @@ def _copy(is_copied: str) -> Statement:
         ORDER BY original.id"""
 
     def with_digits(digits: str) -> str:
-        """Return the text that computes the last 12 digits of a UUID from the keys of the rows."""
+        """Return the SQL that computes the last 12 digits of a UUID from the keys of the rows."""
         return text.format(
             original_digits=digits.format("original.id & 281474976710655"),
             parent_digits=digits.format("parent.id & 281474976710655"),

@@ -155,8 +155,8 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
         limit: int = 50,
         cursor: str | None = None,
     ) -> GraphPage[GraphSession]:
-        """List sessions that contain a text in their title, directory or id, ignoring case. One query, which
-        reads all graph sessions of the tenant or the workspace, because no index contains the text.
+        """List sessions that contain a string in their title, directory or id, ignoring case. One query,
+        which reads all graph sessions of the tenant or the workspace, because no index contains the text.
         """
         if not validation.text(text, "text", limit=MAX_TITLE_BYTES):
             raise InvalidQuery("The text to search for is empty; list_sessions lists all.", path="text")

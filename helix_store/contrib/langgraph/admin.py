@@ -93,7 +93,7 @@ def _written(value: Any) -> str:
     try:
         return json.dumps(value, indent=2, ensure_ascii=False, default=repr)
     except TypeError:
-        # This is a key that is not a text.
+        # This is a key that is not a string.
         return repr(value)
 
 

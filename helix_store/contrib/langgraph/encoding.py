@@ -222,7 +222,7 @@ def _encoded(
 def searchable(metadata: Mapping[str, Any]) -> str:
     """Return metadata as JSON for filters, without long values and without values that JSON cannot represent.
 
-    Members are sorted, so that equal values yield equal texts.
+    Members are sorted, so that equal values yield equal strings.
     """
     kept: dict[str, Any] = {}
     for key, value in metadata.items():

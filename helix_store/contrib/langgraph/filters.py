@@ -91,7 +91,7 @@ def checked_filter(given: Any) -> dict[str, Any]:
 
 def narrowed(conditions: Mapping[str, Any]) -> Q:
     """Return conditions on the text of a value, which select a superset of the rows that `is_match` accepts.
-    A field that equals a text can be written in only one way, unless the whole value has the other form of
+    A field that equals a string can be written in only one way, unless the whole value has the other form of
     `core.payloads`, which begins with a tilde.
     """
     found = Q()

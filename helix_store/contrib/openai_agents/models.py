@@ -13,7 +13,7 @@ from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 class OpenAIRunState(models.Model):
     """The text of a ``RunState``, the user who may answer it, the deadline, and the resumer that claimed it.
 
-    ``payload`` holds the text as a JSON string, so that any text is kept exactly. The claim ends at
+    ``payload`` holds the text as a JSON string, so that any text is preserved exactly. The claim ends at
     ``claim_expires_at``; ``resumed_at`` is set when a claim is completed.
     """
 

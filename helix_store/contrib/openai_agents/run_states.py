@@ -241,7 +241,7 @@ def _require_object(text: str) -> None:
 def _text(payload: str) -> str:
     text = decode(payload)
     if type(text) is not str:
-        raise IntegrityFault("A stored run state is not a text; other rows are not affected.")
+        raise IntegrityFault("A stored run state is not a string; other rows are not affected.")
     return text
 
 

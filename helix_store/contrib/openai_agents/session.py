@@ -30,7 +30,7 @@ _PREVIEW: Final = 100
 class DjangoSession:
     """A session for ``Runner.run(agent, input, session=DjangoSession("chat-1"))``.
 
-    ``session_id`` may be any text: if it is not a valid session id, it gets a readable form with a digest.
+    ``session_id`` may be any string: if it is not a valid session id, it gets a readable form with a digest.
     The first item creates the session, unless it exists; admin, usage, retention and erasure find it there.
     Every write is one transaction; if it is cancelled, the caller is told after it has ended. A write sets
     ``user_id`` as the user of a session without one, and raises `ConflictError` if the session belongs to

@@ -62,7 +62,7 @@ def families_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QueryS
 
 
 class _RawSQL(RawSQL):
-    """SQL with one text for each database."""
+    """SQL with one variant for each database."""
 
     def __init__(self, postgresql: str, sqlite: str, params: Any) -> None:
         super().__init__(postgresql, params)
@@ -106,7 +106,7 @@ _BEFORE: Final = looked_up(
 def _reached(conversations: tuple[str, str]) -> tuple[str, str]:
     """Return the entries in the histories of conversations ``c``, as ``reached(id, tenant, parent_id)``.
 
-    The condition and the result have a text for PostgreSQL and one for SQLite.
+    The condition and the result have one variant for PostgreSQL and one for SQLite.
     """
 
     def form(vendor: int) -> str:
@@ -125,7 +125,7 @@ def _reached(conversations: tuple[str, str]) -> tuple[str, str]:
 
 
 def _statement(text: str, *conditions: tuple[str, str], postgresql_end: str = "") -> Statement:
-    """Return a text with a place for each of the conditions, which the databases write differently."""
+    """Return SQL with a place for each of the conditions, which the databases write differently."""
     return Statement(
         postgresql=text.format(*(condition[0] for condition in conditions)) + postgresql_end,
         sqlite=text.format(*(condition[1] for condition in conditions)),

@@ -70,7 +70,7 @@ class StoredRecord(NamedTuple):
 
 
 def scope_name(scope: str | None) -> str | None:
-    """Return the text of a scope for its indexed column, which is an identifier."""
+    """Return the string of a scope for its indexed column, which is an identifier."""
     return scope if scope in (None, "") else session_id_for(scope)
 
 
@@ -94,7 +94,7 @@ def record_row(record: ConversationRecord, limits: Limits) -> RecordRow:
 
 
 def record_from(text: str) -> ConversationRecord:
-    """Return the record of a stored text. Raises `IntegrityFault`."""
+    """Return the record of stored text. Raises `IntegrityFault`."""
     records: list[ConversationRecord] = _validated(_RECORDS, [text])
     return records[0]
 

@@ -238,7 +238,7 @@ class DjangoSessionRepository(SessionRepository):
 
 
 def _plain(write: Callable[[], Any]) -> Document:
-    """Return the document as plain JSON, with enumerations as texts and tuples as lists. Strands copies the
+    """Return the document as plain JSON, with enumerations as strings and tuples as lists. Strands copies the
     data that it writes level by level, so a deeply nested value fails there.
     """
     try:

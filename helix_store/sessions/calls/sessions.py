@@ -283,5 +283,5 @@ def _keys(keys: Any) -> frozenset[str]:
 
 
 def _status_text(status: str) -> str:
-    """Return the text for a ref's status, which is any identifier or the value of an enumeration member."""
+    """Return the string for a ref's status, which is any identifier or the value of an enumeration member."""
     return validation.identifier(status.value if isinstance(status, StrEnum) else status, "status")

@@ -85,10 +85,10 @@ class WaitingCalls(StoreCalls):
         may be ``None``) or an ``error``. Raises `InvalidPayload` for any other combination. For a call of a
         session that has ended, the result is ``unknown_tool_call``.
 
-        ``actor`` is a text or a Django user, who is stored as ``user:<pk>``. Raises `NotPermitted` if a call
-        has a permission or a requester and this actor may not answer it. With the ``digest`` that the person
-        was shown, the answer to any other call is ``changed``. ``input`` approves a changed input of an
-        editable call. If a call needs several approvals, every approval but the last is ``recorded``, each
+        ``actor`` is a string or a Django user, who is stored as ``user:<pk>``. Raises `NotPermitted` if a
+        call has a permission or a requester and this actor may not answer it. With the ``digest`` that the
+        person was shown, the answer to any other call is ``changed``. ``input`` approves a changed input of
+        an editable call. If a call needs several approvals, every approval but the last is ``recorded``, each
         from a different actor; an edit discards the earlier ones, and a rejection is final.
         """
         answer = checked_answer(

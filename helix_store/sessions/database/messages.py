@@ -44,7 +44,7 @@ class DatabaseMessages(DatabaseOperations):
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
-        """Return the texts of the page, and the number of messages of the session."""
+        """Return the payloads of the page as text, and the number of messages of the session."""
         rows = self._read(NEWEST_MESSAGES if descending else MESSAGES, session_id, offset, limit)
         if not rows:
             return [], self.count(session_id)
@@ -52,7 +52,7 @@ class DatabaseMessages(DatabaseOperations):
         return texts[::-1] if descending else texts, rows[0][1]
 
     def after(self, session_id: str, sequence: int, limit: int) -> list[str]:
-        """Return the texts of at most ``limit`` messages after a sequence."""
+        """Return the payloads of at most ``limit`` messages after a sequence, as text."""
         return [text for text, _ in self._read(MESSAGES, session_id, sequence, limit)]
 
     def _read(self, statement: Statement, session_id: str, offset: int, limit: int | None) -> Rows:

@@ -109,7 +109,7 @@ class DatabasePosts(DatabaseOperations):
 
     @writes
     def receive(self, session_id: str, limit: int | None, guard: Guard) -> list[str]:
-        """Return the texts of the received messages."""
+        """Return the payloads of the received messages as text."""
         head = lock_session(self.db, session_id, guard, "next_post_at")
         require_not_ended(session_id, head.status)
         if head.next_post_at is None:

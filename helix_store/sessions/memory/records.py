@@ -1,4 +1,4 @@
-"""The records of the in-memory store. They hold texts and immutable values, so a shallow copy is enough."""
+"""The records of the in-memory store. They hold strings and immutable values, so a shallow copy is enough."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredOperation:
-    """``received`` are the texts of the messages that the commit received."""
+    """``received`` contains the messages that the commit received, as text."""
 
     digest: str
     commit: StepCommit

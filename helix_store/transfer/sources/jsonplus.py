@@ -29,7 +29,7 @@ _DATE: Final = re.compile(
 
 
 def revive(text: str, path: str, remarks: list[str]) -> Any:
-    """Return the value of a text. Raises `InvalidPayload` with a JSON pointer that begins with ``path``.
+    """Return the value of JSON text. Raises `InvalidPayload` with a JSON pointer that begins with ``path``.
 
     A set or map that Python cannot represent becomes a list, and a remark is added.
     """
@@ -49,7 +49,7 @@ def _value(tree: Any, path: str, remarks: list[str]) -> Any:
     if _TYPE in tree:
         kind = tree[_TYPE]
         if type(kind) is not str:
-            raise InvalidPayload(path=path, reason=f"its {_TYPE} is not a text")
+            raise InvalidPayload(path=path, reason=f"its {_TYPE} is not a string")
         if kind in _TAGS:
             if _VALUE not in tree:
                 raise InvalidPayload(path=path, reason=f"a {kind} needs a {_VALUE}")

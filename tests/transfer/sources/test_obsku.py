@@ -159,7 +159,7 @@ MESSAGE_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"tool_calls": "[{"}, "/tool_calls: it is not JSON"),
     ({"tool_calls": "NaN"}, "/tool_calls: it is not JSON"),
     ({"tool_calls": "[" * 100_000}, "/tool_calls: it is not JSON, or nested too deeply"),
-    ({"tool_results": '[{"a": {"__type": 5}}]'}, "/tool_results/0/a: its __type is not a text"),
+    ({"tool_results": '[{"a": {"__type": 5}}]'}, "/tool_results/0/a: its __type is not a string"),
     ({"tool_results": '{"__type": "Date"}'}, "/tool_results: a Date needs a value"),
     ({"tool_results": '{"__type": "Date", "value": "+275760-09-13T00:00:00.000Z"}'}, "a Date needs a time"),
     ({"tool_results": '{"__type": "Date", "value": "2026-02-30"}'}, "a Date needs a time"),
