@@ -172,7 +172,7 @@ class DatabaseBudgets(DatabaseOperations):
         parameters = {
             "key": str(hold.owner),
             "token": str(hold.fencing_token),
-            "counters": list_parameter(self.db, hold.counters),
+            "keys": list_parameter(self.db, hold.counters),
         }
 
         def write() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from helix_store.counters.sql import period
 from helix_store.engine.clocks import SQLITE, Clock, with_clock
-from helix_store.engine.expressions import is_in_list
+from helix_store.engine.expressions import for_keys
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Budget, BudgetCounter, Lock, Session, UsageEntry
 from helix_store.sessions.sql import SESSION_BY_ID
@@ -94,7 +94,7 @@ def _of_rows(is_sqlite: bool) -> str:
                 CASE WHEN {_IS_FOR_EACH} THEN (
                     SELECT count(*) FROM (SELECT 1 FROM {current} LIMIT {MOST_COUNTERS + 1}) AS c
                 ) END AS value_count
-            FROM {_BUDGET} AS b WHERE {is_in_list("b.id", "keys", "bigint")[is_sqlite]}"""
+            FROM {_BUDGET} AS b WHERE b.id IN %(keys)s"""
 
 
 def _of_values(is_sqlite: bool) -> str:
@@ -130,7 +130,7 @@ STANDINGS_OF_KEYS: Final = _standings(
 )
 """These columns are followed by the key of the caller's session, and all holds as they are stored."""
 STANDING_OF_NAME: Final = _standings(_of_name)
-STANDINGS_OF_ROWS: Final = _standings(_of_rows, "b.id", "b.value_count", order="b.id")
+STANDINGS_OF_ROWS: Final = for_keys(_standings(_of_rows, "b.id", "b.value_count", order="b.id"))
 STANDINGS_OF_VALUES: Final = _standings(_of_values, order=f"{_SPENT} DESC, b.counted")
 
 
@@ -181,25 +181,24 @@ SET_HOLDS: Final = Statement(_set_holds(False), _set_holds(True))
 """Set the holds of counters, or change nothing if any of the counters has changed or is being changed."""
 
 
-def _release(is_own: str, without: str, chosen: str) -> str:
+def _release(is_own: str, without: str, order: str = "") -> str:
     return f"""
-        UPDATE {_COUNTER} SET holds = {without} WHERE id IN ({chosen}) AND {is_own}"""
+        UPDATE {_COUNTER} SET holds = {without}
+        WHERE id IN (SELECT id FROM {_COUNTER} WHERE id IN %(keys)s {order}) AND {is_own}"""
 
 
-_CHOSEN: Final = f"SELECT id FROM {_COUNTER} WHERE {{}} ORDER BY name, value, period"
-_IN_POSTGRESQL, _IN_SQLITE = is_in_list("id", "counters", "bigint")
-
-RELEASE_HOLDS: Final = Statement(
-    postgresql=_release(
-        "holds -> %(key)s::text ->> 0 = %(token)s::text",
-        "holds - %(key)s::text",
-        f"{_CHOSEN.format(_IN_POSTGRESQL)} FOR NO KEY UPDATE",
-    ),
-    sqlite=_release(
-        """CAST(json_extract(holds, '$."' || %(key)s || '"[0]') AS text) = %(token)s""",
-        """json_remove(holds, '$."' || %(key)s || '"')""",
-        f"SELECT id FROM {_COUNTER} WHERE {_IN_SQLITE}",
-    ),
+RELEASE_HOLDS: Final = for_keys(
+    Statement(
+        postgresql=_release(
+            "holds -> %(key)s::text ->> 0 = %(token)s::text",
+            "holds - %(key)s::text",
+            "ORDER BY name, value, period FOR NO KEY UPDATE",
+        ),
+        sqlite=_release(
+            """CAST(json_extract(holds, '$."' || %(key)s || '"[0]') AS text) = %(token)s""",
+            """json_remove(holds, '$."' || %(key)s || '"')""",
+        ),
+    )
 )
 """Release the hold of a session in these counters, if it still has this token."""
 

@@ -17,7 +17,7 @@ from typing import Final
 from helix_store.core.types import CheckpointHead
 from helix_store.counters.sql import has_budgets, may_be_stopped
 from helix_store.engine.commits import recorded
-from helix_store.engine.expressions import is_in_list
+from helix_store.engine.expressions import for_keys
 from helix_store.engine.statement import Statement, table
 from helix_store.models import (
     Checkpoint,
@@ -190,7 +190,7 @@ NEWEST_MESSAGES: Final = _messages(
 """`MESSAGES`, but the offset counts from the end."""
 
 
-def _trees(chosen: tuple[str, str], columns: str) -> Statement:
+def _trees(chosen: str, columns: str) -> Statement:
     """Return the chosen sessions (``top``) and their local descendants, by parent or by local ref.
 
     UNION drops rows it has already seen, so that a cycle ends. On SQLite, a condition that is always true is
@@ -200,7 +200,7 @@ def _trees(chosen: tuple[str, str], columns: str) -> Statement:
     return Statement(
         postgresql=f"""
         WITH RECURSIVE tree(top, id, session_id) AS (
-            SELECT id, id, session_id FROM {_SESSION} WHERE {chosen[0]}
+            SELECT id, id, session_id FROM {_SESSION} WHERE {chosen}
           UNION
             SELECT tree.top, child.id, child.session_id FROM tree CROSS JOIN LATERAL (
                 SELECT id, session_id FROM {_SESSION}
@@ -215,7 +215,7 @@ def _trees(chosen: tuple[str, str], columns: str) -> Statement:
         SELECT {columns} FROM tree""",
         sqlite=f"""
         WITH RECURSIVE tree(top, id, session_id) AS (
-            SELECT id, id, session_id FROM {_SESSION} WHERE {chosen[1]}
+            SELECT id, id, session_id FROM {_SESSION} WHERE {chosen}
           UNION
             SELECT tree.top, child.id, child.session_id FROM tree
             JOIN {_SESSION} AS child
@@ -232,10 +232,10 @@ def _trees(chosen: tuple[str, str], columns: str) -> Statement:
     )
 
 
-TREE_KEYS: Final = _trees((SESSION_BY_ID, SESSION_BY_ID), "id")
+TREE_KEYS: Final = _trees(SESSION_BY_ID, "id")
 """The keys of one tree, by the id of its root."""
 
-FOREST_KEYS: Final = _trees(is_in_list("id", "keys", "bigint"), "top, id")
+FOREST_KEYS: Final = for_keys(_trees("id IN %(keys)s", "top, id"))
 """The keys of many trees, each with the key of its top, by the keys of the tops."""
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from helix_store.core.usage import UsageReportGrouping
 from helix_store.counters.sql import COUNT_INSERTED, has_budgets
-from helix_store.engine.expressions import all_tenants, exact_sum, is_in_list, local_day
+from helix_store.engine.expressions import all_tenants, exact_sum, for_keys, is_in_list, local_day
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
@@ -122,7 +122,7 @@ def _keep_sessions() -> Statement:
     return Statement(postgresql=f"{postgresql} {_KEEP}", sqlite=sqlite)
 
 
-def _sums(postgresql: str, sqlite: str | None = None) -> Statement:
+def _sums(condition: str) -> Statement:
     """Sum the entries that meet a condition by kind, name and custom name.
 
     These three columns are followed by the number of entries, the number of successes, the sum of amounts,
@@ -132,20 +132,20 @@ def _sums(postgresql: str, sqlite: str | None = None) -> Statement:
     # where it could hash.
     of_postgresql, of_sqlite = zip(*map(exact_sum, SUMMED), strict=True)
 
-    def text(sums: Iterable[str], condition: str) -> str:
+    def text(sums: Iterable[str]) -> str:
         return f"""
             SELECT kind, COALESCE(model, tool_name, agent_type, custom_type), custom_name,
                 count(*), count(*) FILTER (WHERE success), SUM(amount), {", ".join(sums)}
             FROM {table(UsageRow)} WHERE {condition} GROUP BY 1, 2, 3"""
 
-    return Statement(text(of_postgresql, postgresql), text(of_sqlite, sqlite or postgresql))
+    return Statement(text(of_postgresql), text(of_sqlite))
 
 
 KEEP_SESSIONS: Final = _keep_sessions()
 """The id, the root and the `SESSION_COLUMNS` of each session. No session can be deleted until the commit."""
 
 SUMS_OF_SESSION: Final = _sums(f"session_id = (SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})")
-SUMS_OF_SESSIONS: Final = _sums(*is_in_list("session_id", "keys", "bigint"))
+SUMS_OF_SESSIONS: Final = for_keys(_sums("session_id IN %(keys)s"))
 SUMS_OF_KEPT: Final = _sums(
     "tenant = (SELECT %(tenant)s) AND recorded_for = %(session_id)s AND session_id IS NULL"
 )

@@ -13,7 +13,7 @@ from typing import Final
 
 from helix_store.contrib.joins import looked_up
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
-from helix_store.engine.expressions import is_in_list
+from helix_store.engine.expressions import for_keys, is_in_list
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.sessions.sql import SESSION_BY_ID
@@ -308,17 +308,12 @@ COPY: Final = Statement(
 at all. On Citus, the values are copied after the checkpoints, and may include unreferenced ones.
 """
 
-DELETE_WRITES: Final = Statement(
-    *(
-        f"""DELETE FROM {_WRITE} WHERE session_id = %(session)s AND (namespace, checkpoint_id) IN (
-            SELECT namespace, checkpoint_id FROM {_CHECKPOINT} WHERE {of_ids}
+DELETE_WRITES: Final = for_keys(
+    f"""DELETE FROM {_WRITE} WHERE session_id = %(session)s AND (namespace, checkpoint_id) IN (
+            SELECT namespace, checkpoint_id FROM {_CHECKPOINT} WHERE id IN %(keys)s
         )"""
-        for of_ids in is_in_list("id", "ids", "bigint")
-    )
 )
-DELETE_CHECKPOINTS: Final = Statement(
-    *(f"DELETE FROM {_CHECKPOINT} WHERE {of_ids}" for of_ids in is_in_list("id", "ids", "bigint"))
-)
+DELETE_CHECKPOINTS: Final = for_keys(f"DELETE FROM {_CHECKPOINT} WHERE id IN %(keys)s")
 UNLINK_PARENTS: Final = Statement(f"""
     UPDATE {_CHECKPOINT} SET parent_id = NULL
     WHERE session_id = %(session)s AND parent_id IS NOT NULL AND NOT EXISTS (
@@ -345,16 +340,16 @@ DELETE_FREE_VALUES: Final = Statement(*map(_delete_free_values, _VERSIONS))
 """Delete the values that no checkpoint of the session refers to."""
 
 
-def _lost_values(versions: str, of_sessions: str) -> str:
+def _lost_values(versions: str) -> str:
     return f"""
         SELECT c.session_id, c.checkpoint_id, u.key
         FROM {_CHECKPOINT} AS c CROSS JOIN {versions} AS u
-        WHERE {of_sessions} AND NOT EXISTS (
+        WHERE c.session_id IN %(keys)s AND NOT EXISTS (
             SELECT 1 FROM {_VALUE} AS v WHERE v.session_id = c.session_id AND v.namespace = c.namespace
                 AND v.channel = u.key AND v.version = u.value
         )
         ORDER BY c.session_id, c.id"""
 
 
-LOST_VALUES: Final = Statement(*map(_lost_values, _VERSIONS, is_in_list("c.session_id", "ids", "bigint")))
+LOST_VALUES: Final = for_keys(Statement(*map(_lost_values, _VERSIONS)))
 """The checkpoints of the sessions that refer to a missing value."""

@@ -61,7 +61,7 @@ def _unknown_types(model: type[Model], db: Database, keys: Collection[int]) -> I
 
 def _faults_of_checkpoints(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
     yield from _unknown_types(LangGraphCheckpoint, db, keys)
-    for key, checkpoint_id, channel in db.execute(sql.LOST_VALUES, {"ids": list_parameter(db, list(keys))}):
+    for key, checkpoint_id, channel in db.execute(sql.LOST_VALUES, {"keys": list_parameter(db, list(keys))}):
         yield (
             key,
             f"the LangGraph checkpoint {shown_id(checkpoint_id)} refers to a value of the channel "

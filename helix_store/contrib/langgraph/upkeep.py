@@ -144,8 +144,8 @@ def _delete(session: LockedSession, keys: Sequence[int]) -> None:
         return
     owner = {"session": session.key}
     for start in range(0, len(keys), _AT_ONCE):
-        ids = {"ids": list_parameter(session.db, keys[start : start + _AT_ONCE])}
-        session.db.execute(sql.DELETE_WRITES, {**owner, **ids})
-        session.db.execute(sql.DELETE_CHECKPOINTS, ids)
+        chosen = {"keys": list_parameter(session.db, keys[start : start + _AT_ONCE])}
+        session.db.execute(sql.DELETE_WRITES, {**owner, **chosen})
+        session.db.execute(sql.DELETE_CHECKPOINTS, chosen)
     session.db.execute(sql.UNLINK_PARENTS, owner)
     session.db.execute(sql.DELETE_FREE_VALUES, owner)

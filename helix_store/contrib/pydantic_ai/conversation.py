@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEnt
 from helix_store.core.moments import as_utc
 from helix_store.core.transcript import ConversationMessage, parts_of
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import is_in_list, list_parameter
+from helix_store.engine.expressions import for_keys, list_parameter
 from helix_store.engine.statement import Statement, table
 from helix_store.reports.payloads import PREVIEW_SOURCE, read_start, start_text
 
@@ -38,31 +38,35 @@ _FILES: Final = {
 _CONVERSATION: Final = table(Conversation)
 _ENTRY: Final = table(ConversationEntry)
 
+_OF_SESSIONS: Final = f"""
+    SELECT c.session_id, c.tenant, e.id, e.parent_id, 1 AS depth FROM {_CONVERSATION} AS c
+    JOIN {_ENTRY} AS e ON e.tenant = c.tenant AND e.entry_id = c.head_id WHERE c.session_id IN %(keys)s"""
+_OF_HEAD: Final = f"""
+    SELECT 0 AS session_id, tenant, id, parent_id, 1 AS depth FROM {_ENTRY}
+    WHERE tenant = %(tenant)s AND entry_id = %(head)s"""
+_BEFORE: Final = looked_up(ConversationEntry, "e", "e.tenant = h.tenant AND e.entry_id = h.parent_id")
+_STARTS: Final = (
+    "substr(e.payload, 1, %(characters)s)",
+    "CAST(substr(e.payload, 1, %(characters)s) AS BLOB)",
+)
 
-def _statement(heads: str, before: str, found: str) -> str:
-    """Return a statement on the entries from each head to its oldest one, with their depth."""
-    return f"""
+
+def _statement(heads: str, found: Callable[[str], str]) -> Statement:
+    """Return a statement on the entries from each head to its oldest one, with their depth. ``found`` takes
+    the SQL of the start of an entry.
+    """
+
+    def text(before: str, start: str) -> str:
+        return f"""
         WITH RECURSIVE history AS (
             {heads}
             UNION ALL
             SELECT h.session_id, h.tenant, e.id, e.parent_id, h.depth + 1
             FROM history AS h {before} WHERE h.depth < %(most)s
         )
-        {found}"""
+        {found(start)}"""
 
-
-_OF_SESSIONS: Final = f"""
-    SELECT c.session_id, c.tenant, e.id, e.parent_id, 1 AS depth FROM {_CONVERSATION} AS c
-    JOIN {_ENTRY} AS e ON e.tenant = c.tenant AND e.entry_id = c.head_id WHERE """
-_OF_HEAD: Final = f"""
-    SELECT 0 AS session_id, tenant, id, parent_id, 1 AS depth FROM {_ENTRY}
-    WHERE tenant = %(tenant)s AND entry_id = %(head)s"""
-_IN_KEYS: Final = is_in_list("c.session_id", "keys", "bigint")
-_BEFORE: Final = looked_up(ConversationEntry, "e", "e.tenant = h.tenant AND e.entry_id = h.parent_id")
-_STARTS: Final = (
-    "substr(e.payload, 1, %(characters)s)",
-    "CAST(substr(e.payload, 1, %(characters)s) AS BLOB)",
-)
+    return Statement(*map(text, _BEFORE, _STARTS))
 
 
 def _newest(start: str) -> str:
@@ -82,15 +86,8 @@ def _page(start: str) -> str:
         LEFT JOIN {_ENTRY} AS e ON e.id = h.id ORDER BY number"""
 
 
-_OUTLINES: Final = Statement(
-    *(
-        _statement(_OF_SESSIONS + keys, before, _newest(start))
-        for keys, before, start in zip(_IN_KEYS, _BEFORE, _STARTS, strict=True)
-    )
-)
-_PAGE: Final = Statement(
-    *(_statement(_OF_HEAD, before, _page(start)) for before, start in zip(_BEFORE, _STARTS, strict=True))
-)
+_OUTLINES: Final = for_keys(_statement(_OF_SESSIONS, _newest))
+_PAGE: Final = _statement(_OF_HEAD, _page)
 
 
 class _PydanticConversation:

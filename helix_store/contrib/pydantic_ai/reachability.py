@@ -12,7 +12,7 @@ from django.db.models.expressions import RawSQL
 from helix_store.contrib.joins import looked_up
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import is_in_list, list_parameter
+from helix_store.engine.expressions import for_keys, is_in_list, list_parameter
 from helix_store.engine.statement import Statement, table
 
 _FAMILY: Final = table(ConversationFamily)
@@ -30,15 +30,15 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
     """
     keys = list_parameter(db, list(sessions))
     families: dict[str, list[str]] = defaultdict(list)
-    for tenant, family in db.execute(_FAMILIES_OF_SESSIONS, {"sessions": keys}):
+    for tenant, family in db.execute(_FAMILIES_OF_SESSIONS, {"keys": keys}):
         families[tenant].append(family)
     entries = emptied = 0
     for tenant, names in sorted(families.items()):
         chosen = {"tenant": tenant, "families": list_parameter(db, names)}
         db.execute(_LOCK_FAMILIES, chosen)
         # These are separate statements, so that they see what was committed while the lock was awaited.
-        entries += len(db.execute(_DELETE_UNREACHED, {**chosen, "sessions": keys}))
-        emptied += len(db.execute(_DELETE_FAMILIES, {**chosen, "sessions": keys}))
+        entries += len(db.execute(_DELETE_UNREACHED, {**chosen, "keys": keys}))
+        emptied += len(db.execute(_DELETE_FAMILIES, {**chosen, "keys": keys}))
     return {ConversationEntry: entries, ConversationFamily: emptied}
 
 
@@ -77,7 +77,7 @@ class _RawSQL(RawSQL):
 
 def faults_of_conversations(db: Database, sessions: Collection[int]) -> Iterator[tuple[int, str]]:
     """Yield sessions whose conversation has a head or a branch that is not stored."""
-    for session, entry_id in db.execute(_MISSING_TIPS, {"sessions": list_parameter(db, list(sessions))}):
+    for session, entry_id in db.execute(_MISSING_TIPS, {"keys": list_parameter(db, list(sessions))}):
         yield session, f"the conversation ends with the entry {entry_id}, which is not stored"
 
 
@@ -125,16 +125,17 @@ def _reached(conversations: tuple[str, str]) -> tuple[str, str]:
 
 
 def _statement(text: str, *conditions: tuple[str, str], postgresql_end: str = "") -> Statement:
-    """Return SQL with a place for each of the conditions, which the databases write differently."""
-    return Statement(
-        postgresql=text.format(*(condition[0] for condition in conditions)) + postgresql_end,
-        sqlite=text.format(*(condition[1] for condition in conditions)),
+    """Return a statement for keys with a place for each condition that the databases write differently."""
+    return for_keys(
+        Statement(
+            postgresql=text.format(*(condition[0] for condition in conditions)) + postgresql_end,
+            sqlite=text.format(*(condition[1] for condition in conditions)),
+        )
     )
 
 
-_FAMILIES_OF_SESSIONS: Final = _statement(
-    f"SELECT DISTINCT tenant, family FROM {_CONVERSATION} WHERE {{}}",
-    is_in_list("session_id", "sessions", "bigint"),
+_FAMILIES_OF_SESSIONS: Final = for_keys(
+    f"SELECT DISTINCT tenant, family FROM {_CONVERSATION} WHERE session_id IN %(keys)s"
 )
 _LOCK_FAMILIES: Final = _statement(
     f"SELECT id FROM {_FAMILY} WHERE tenant = %(tenant)s AND {{}} ORDER BY family",
@@ -143,11 +144,10 @@ _LOCK_FAMILIES: Final = _statement(
 )
 
 _IN_FAMILIES: Final = is_in_list("c.family", "families", "varchar")
-_IN_SESSIONS: Final = is_in_list("c.session_id", "sessions", "bigint")
 _REMAINING: Final = _reached(
     (
-        f"c.tenant = %(tenant)s AND {_IN_FAMILIES[0]} AND NOT ({_IN_SESSIONS[0]})",
-        f"c.tenant = %(tenant)s AND {_IN_FAMILIES[1]} AND NOT ({_IN_SESSIONS[1]})",
+        f"c.tenant = %(tenant)s AND {_IN_FAMILIES[0]} AND NOT (c.session_id IN %(keys)s)",
+        f"c.tenant = %(tenant)s AND {_IN_FAMILIES[1]} AND NOT (c.session_id IN %(keys)s)",
     )
 )
 
@@ -165,39 +165,37 @@ _DELETE_UNREACHED: Final = _statement(
 _DELETE_FAMILIES: Final = _statement(
     f"""DELETE FROM {_FAMILY} AS f WHERE f.tenant = %(tenant)s AND {{}} AND NOT EXISTS (
         SELECT 1 FROM {_CONVERSATION} AS c
-        WHERE c.tenant = f.tenant AND c.family = f.family AND NOT ({{}})
+        WHERE c.tenant = f.tenant AND c.family = f.family AND NOT (c.session_id IN %(keys)s)
     ) RETURNING id""",
     is_in_list("f.family", "families", "varchar"),
-    _IN_SESSIONS,
 )
 
 _MISSING_TIPS: Final = _statement(
     f"""SELECT tip.session_id, tip.entry_id FROM (
-        SELECT c.session_id, c.tenant, c.head_id AS entry_id FROM {_CONVERSATION} AS c WHERE {{0}}
+        SELECT c.session_id, c.tenant, c.head_id AS entry_id FROM {_CONVERSATION} AS c
+        WHERE c.session_id IN %(keys)s
         UNION ALL
-        SELECT c.session_id, c.tenant, left_at.value FROM {_CONVERSATION} AS c, {{1}} WHERE {{0}}
+        SELECT c.session_id, c.tenant, left_at.value FROM {_CONVERSATION} AS c, {{}}
+        WHERE c.session_id IN %(keys)s
     ) AS tip
     WHERE tip.entry_id IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM {_ENTRY} AS e WHERE e.tenant = tip.tenant AND e.entry_id = tip.entry_id
     ) ORDER BY 1, 2""",
-    _IN_SESSIONS,
     _BRANCHES,
 )
 
-_ENTRY_KEYS: Final = is_in_list("e.id", "keys", "bigint")
-_ORPHANS: Final = _statement(
+_ORPHANS: Final = for_keys(
     f"""SELECT e.id, e.parent_id FROM {_ENTRY} AS e
-        WHERE {{}} AND e.parent_id IS NOT NULL AND NOT EXISTS (
+        WHERE e.id IN %(keys)s AND e.parent_id IS NOT NULL AND NOT EXISTS (
             SELECT 1 FROM {_ENTRY} AS before WHERE before.tenant = e.tenant AND before.entry_id = e.parent_id
-        ) ORDER BY e.id""",
-    _ENTRY_KEYS,
+        ) ORDER BY e.id"""
 )
-_THEIR_FAMILIES: Final = (
-    f"EXISTS (SELECT 1 FROM {_ENTRY} AS e WHERE e.tenant = c.tenant AND e.family = c.family AND {{}})"
-)
+_THEIR_FAMILIES: Final = f"""EXISTS (
+        SELECT 1 FROM {_ENTRY} AS e
+        WHERE e.tenant = c.tenant AND e.family = c.family AND e.id IN %(keys)s
+    )"""
 _UNREACHED: Final = _statement(
-    f"""{{}} SELECT e.id FROM {_ENTRY} AS e WHERE {{}} AND {{}} ORDER BY e.id""",
-    _reached((_THEIR_FAMILIES.format(_ENTRY_KEYS[0]), _THEIR_FAMILIES.format(_ENTRY_KEYS[1]))),
-    _ENTRY_KEYS,
+    f"{{}} SELECT e.id FROM {_ENTRY} AS e WHERE e.id IN %(keys)s AND {{}} ORDER BY e.id",
+    _reached((_THEIR_FAMILIES, _THEIR_FAMILIES)),
     _NOT_REACHED,
 )
