@@ -14,6 +14,7 @@ from helix_store.admin.labels import name_of_status
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 from helix_store.reports.payloads import json_start
+from helix_store.reports.statuses import TONES
 
 NOTHING: Final = "-"
 HIDDEN: Final = "[hidden]"
@@ -23,24 +24,6 @@ JSON_LIMIT: Final = 20_000
 
 _OPEN_UP_TO: Final = 600
 _SHORT_ID: Final = 24
-
-_TONES: Final = {
-    "active": "info",
-    "running": "info",
-    "paused": "waiting",
-    "interrupted": "waiting",
-    "suspended_client_tool": "waiting",
-    "suspended_awaiting_children": "waiting",
-    "suspended_step_partial": "waiting",
-    "completed": "good",
-    "failed": "bad",
-    "ended": "good",
-    "held": "info",
-    "reached": "bad",
-    "resumed": "good",
-    "expired": "bad",
-}
-
 
 # A page with a lone surrogate cannot be encoded, and bidirectional marks can make one text look like another.
 _NOT_PRINTABLE: Final = re.compile(
@@ -54,7 +37,7 @@ _NO_SECRETS: Final = frozenset(
 
 def tone(status: str) -> str:
     """Return the tone of a status. CSS classes turn it into a colour."""
-    return _TONES.get(status, "plain")
+    return TONES.get(status, "plain")
 
 
 def badge(label: str) -> SafeString:

@@ -13,6 +13,7 @@ from os.path import commonprefix
 from typing import Any, ClassVar, Final, Literal, Self
 
 from helix_store.management.text import cut, cut_middle, padded, visible, width_of, wrapped
+from helix_store.reports.statuses import TONES
 from helix_store.reports.times import NOTHING, moment
 
 _GAP: Final = "  "
@@ -31,19 +32,8 @@ _CODES: Final[dict[str, int]] = {
     "blue": 34,
     "cyan": 36,
 }
-STATUS_STYLES: Final[dict[str, Style]] = {
-    "active": "cyan",
-    "running": "cyan",
-    "paused": "yellow",
-    "interrupted": "yellow",
-    "suspended_client_tool": "yellow",
-    "suspended_awaiting_children": "yellow",
-    "suspended_step_partial": "yellow",
-    "completed": "green",
-    "ended": "green",
-    "failed": "red",
-}
-"""The colours of the statuses of sessions, runs and streams."""
+_STYLES: Final[dict[str, Style]] = {"info": "cyan", "waiting": "yellow", "good": "green", "bad": "red"}
+STATUS_STYLES: Final = {status: _STYLES[tone] for status, tone in TONES.items()}
 
 
 def terminal_width() -> int:
