@@ -135,7 +135,7 @@ class LocalFiles:
 
     @contextmanager
     def _opened(self, folder: Parts) -> Iterator[_Place]:
-        """Open a folder. Raise `SuspiciousFileOperation` if a link or a file is on the way."""
+        """Open a folder. Raise `SuspiciousFileOperation` if the path contains a link or a file."""
         if not {os.open, os.stat, os.unlink} <= os.supports_dir_fd:
             # On Windows, a link created between the check and the use goes unnoticed.
             path = os.path.join(os.path.realpath(self._root), *folder)

@@ -122,7 +122,7 @@ def _name(text: str) -> str:
     name = quote(text, safe=" ")
     if not name.strip("."):
         name = name.replace(".", "%2E")
-    # A name that looks shortened is also shortened, so that it cannot equal the name of a longer text.
+    # A name that looks shortened is shortened too, so that it cannot equal the name of a longer string.
     if len(name) > _LONGEST_NAME or _SHORTENED.fullmatch(name):
         digest = hashlib.sha256(text.encode()).hexdigest()
         name = f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"

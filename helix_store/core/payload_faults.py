@@ -73,7 +73,7 @@ def least_digits(integer: int) -> int:
 
 
 def _reason_against(item: Any) -> str | None:
-    """Return why a value cannot be stored, or ``None``. Only the keys of a container are checked."""
+    """Return the reason why a value cannot be stored. Only the keys of a container are checked."""
     kind = type(item)
     if kind is dict:
         odd_kinds = (type(key) for key in item if type(key) is not str)

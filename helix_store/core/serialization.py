@@ -36,7 +36,7 @@ class Serializable:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Build the object from a dict of `to_dict`. Raises `InvalidPayload` for unknown and missing keys."""
+        """Build it from the result of `to_dict`. Raises `InvalidPayload` for unknown and missing keys."""
         if not isinstance(data, Mapping):
             raise InvalidPayload(
                 path="", reason=f"expected a dict of {cls.__name__}, got {type(data).__name__}"

@@ -75,7 +75,7 @@ def amounts_by_key(spent: Iterable[Spent]) -> list[list[str | int]]:
 
 
 def bounded(amount: int) -> int:
-    """Return an amount that fits into a column."""
+    """Return the amount, limited to what a column can hold."""
     return max(-MAX_BIGINT, min(MAX_BIGINT, amount))
 
 

@@ -77,7 +77,7 @@ _ALL: Final = (
         "unreadable-columns",
         _ERROR,
         "JSON columns of a session's head cannot be read: tags, metadata, tool calls or a suspension.",
-        "Correct the column by SQL; NULL stands for an empty one, and [] and {} for tags and metadata.",
+        "Correct the column with SQL; NULL stands for an empty one, and [] and {} for tags and metadata.",
     ),
     Rule(
         "unreadable-typed-values",
@@ -89,7 +89,7 @@ _ALL: Final = (
         "unknown-word",
         _ERROR,
         "A column holds a word that this version does not know, such as a status.",
-        "Install the version that wrote it, or correct the word by SQL; then add the check constraint again.",
+        "Install the version that wrote it, or correct the word with SQL; then add the constraint again.",
     ),
     # Histories
     Rule(
@@ -107,13 +107,13 @@ _ALL: Final = (
         "version-zero",
         _ERROR,
         "A version is below 1, so no write with an expected version can succeed.",
-        "Set the version of the session to that of its newest checkpoint by SQL, at least to 1.",
+        "Set the version of the session to that of its newest checkpoint with SQL, at least to 1.",
     ),
     Rule(
         "checkpoint-from-the-future",
         _ERROR,
         "A checkpoint has a higher version than its session.",
-        "Set the version of the session to that of its newest checkpoint by SQL, with the session locked.",
+        "Set the version of the session to that of its newest checkpoint with SQL, with the session locked.",
     ),
     Rule(
         "checkpoint-beyond-history",
@@ -157,7 +157,7 @@ _ALL: Final = (
         "base-named",
         _ERROR,
         "A deleted checkpoint that is kept as a base still has the id of a checkpoint.",
-        "Set its checkpoint_id to NULL by SQL, with the session locked.",
+        "Set its checkpoint_id to NULL with SQL, with the session locked.",
     ),
     Rule(
         "base-unneeded",
@@ -176,7 +176,7 @@ _ALL: Final = (
         "operation-misfit",
         _ERROR,
         "A recorded operation names another checkpoint than the one with its version.",
-        "Delete the operation by SQL when no client repeats its step.",
+        "Delete the operation with SQL when no client repeats its step.",
     ),
     # Runs, calls and trees
     Rule(
@@ -228,13 +228,13 @@ _ALL: Final = (
         "orphan-row",
         _ERROR,
         "A row belongs to a session or stream that does not exist; no call reaches it.",
-        "Restore the session from a backup, or delete the row by SQL.",
+        "Restore the session from a backup, or delete the row with SQL.",
     ),
     Rule(
         "usage-of-unknown-session",
         _ERROR,
         "A usage entry belongs to a session that does not exist, or that has another id or tenant.",
-        "Run it with --fix. An entry of an existing session stays: correct its session_id by SQL.",
+        "Run it with --fix. An entry of an existing session stays: correct its session_id with SQL.",
         "set its session to NULL, as delete_session(keep_usage=True) does",
     ),
     # Streams and locks
@@ -256,7 +256,7 @@ _ALL: Final = (
         "stream-floor-off",
         _ERROR,
         "A stream has chunks below its floor, which should have been removed, or a floor beyond its end.",
-        "Delete the chunks up to the floor by SQL, with the stream locked, or reset the stream.",
+        "Delete the chunks up to the floor with SQL, with the stream locked, or reset the stream.",
     ),
     Rule(
         "stream-hole",

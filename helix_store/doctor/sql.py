@@ -67,7 +67,7 @@ HISTORIES: Final = for_keys(
     ) AS h
     WHERE message_count <> last OR number <> last OR first <> 1 ORDER BY id"""
 )
-"""Sessions whose messages are not numbered from 1 to their count, with that count, number, first and last."""
+"""Sessions whose messages are not numbered from 1 to their count, with count, number, first and last."""
 
 CHECKPOINT_BEYOND_HISTORY: Final = _checkpoints(
     f"c.kind = 'step' AND c.message_count > COALESCE({_of_messages('max(sequence)')}, 0)"
@@ -130,7 +130,7 @@ OPERATION_MISFIT: Final = for_keys(
         (o.version > s.version AND s.version >= 1)
         OR {_has_checkpoint(_OTHER_ID)} OR {_has_checkpoint(_OTHER_VERSION)})"""
 )
-"""Operations whose version never existed or whose checkpoint differs. The checkpoint may have been pruned."""
+"""Operations whose version never existed, or of another checkpoint. The checkpoint may have been pruned."""
 
 NEXT_POST_OFF: Final = for_keys(
     f"""

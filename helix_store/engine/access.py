@@ -307,7 +307,7 @@ def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
 def _session_number(connection: BaseDatabaseWrapper) -> int:
     """Open the connection and return the number that its session has on the server.
 
-    It is 0 on SQLite, and with a driver that cannot report it. A pooler, if there is one, makes it up.
+    It is 0 on SQLite, and with a driver that cannot report it. A pooler makes up this number.
     """
     if connection.vendor != "postgresql":
         return 0

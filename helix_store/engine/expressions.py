@@ -127,7 +127,7 @@ def has_metadata(key: str, value: str) -> Func:
 
 
 class ExactSum(Aggregate):
-    """SUM of a column of whole numbers from 0, as an ``int``; 0 without rows. See `exact_sum`."""
+    """SUM of a column of whole numbers from 0, as an ``int``; 0 if there are no rows. See `exact_sum`."""
 
     function = "SUM"
     name = "ExactSum"

@@ -86,7 +86,7 @@ def _has_file_open(connection: Any) -> bool:
 
 
 def _leave_files(inherited: list[Any]) -> None:
-    """Close the files before another one is opened, which would mistake their locks for its own."""
+    """Close the files before another one is opened, or their locks would be taken for its own."""
     _kept.extend(inherited)
 
     def close_all() -> None:

@@ -122,7 +122,7 @@ class StoreCommand(BaseCommand):
     def _execute_on_each(
         self, aliases: Sequence[str], failures: dict[str, CommandError], *args: Any, **options: Any
     ) -> None:
-        """Run on each database. Several are named above their output, or as the keys of their JSON."""
+        """Run on each database. Several are named above the output, or as keys of the JSON."""
         has_several = len(aliases) > 1
         for alias in aliases:
             is_first = alias == aliases[0]

@@ -1,4 +1,4 @@
-"""The bases of commands with sub-commands, which may be actions with their own options and question."""
+"""The base classes of commands with sub-commands, which may be actions with options and a question."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helix_store.stores import DatabaseStateStore
 
 
 class StoreCommandWithParts(StoreCommand):
-    """A command with sub-commands. The common options are allowed before and after the sub-command's name."""
+    """A command with sub-commands. The common options may come before or after its name."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -95,7 +95,7 @@ class ActingCommand(StoreCommandWithParts):
         *,
         is_interactive: bool = False,
     ) -> dict[str, Any]:
-        """Ask first if ``is_interactive``, run the action and return its data. Raise `CommandError`."""
+        """Ask first if ``is_interactive``, run the action, and return its data. Raise `CommandError`."""
         if is_interactive:
             self.confirm(visible(action.preview(store, session_id, given)))
         outcome = action.run(store, session_id, given)

@@ -27,7 +27,7 @@ _STYLES: Final[dict[str, Style]] = {"user": "cyan", "assistant": "green", "syste
 
 
 class ListedSession(NamedTuple):
-    """A session in a list. ``found`` is the framework and the outline of a conversation of an adapter."""
+    """A session in a list. ``found`` is a framework with the outline of its conversation."""
 
     tenant: str
     head: SessionHead

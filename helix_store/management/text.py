@@ -57,7 +57,7 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_middle(text: str, width: int) -> str:
-    """Return the start and the end of a text with ``…`` between them if it is wider than ``width`` cells."""
+    """Return the start and end of a string with ``…`` between them if it is wider than ``width`` cells."""
     if width_of(text) <= width:
         return text
     if width < 3:

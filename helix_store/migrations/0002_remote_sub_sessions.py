@@ -1,4 +1,4 @@
-"""Schema version 2: where a sub-session runs, and the data of one that runs elsewhere."""
+"""Schema version 2: the place where a sub-session runs, and the data of one that runs elsewhere."""
 
 from django.db import migrations, models
 

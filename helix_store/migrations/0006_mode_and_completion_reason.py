@@ -1,4 +1,4 @@
-"""Schema version 6: the write-once mode of a session, and why a run ended."""
+"""Schema version 6: the write-once mode of a session, and the reason why a run ended."""
 
 from django.db import migrations, models
 

@@ -30,9 +30,9 @@ _HOW_TO_REMOVE: Final = {
 class WholeMigration(migrations.Migration):
     """A migration that is recorded in the transaction that changes the schema, in both directions.
 
-    Django records it in a second one when statements wait for the end of the first, such as those of an
-    index, and always backwards. A process that is killed in between leaves a schema that no later run of
-    ``migrate`` can complete.
+    Django records it in a second one if statements wait for the end of the first, such as those of an index,
+    and always when it reverses the migration. A process that is killed in between leaves a schema that no
+    later run of ``migrate`` can complete.
     """
 
     def apply(self, project_state: Any, schema_editor: Any, collect_sql: bool = False) -> Any:
@@ -71,8 +71,8 @@ class WithoutEffect(Operation):
 class RefuseToLose(WithoutEffect):
     """An operation that cannot be reversed while the table has rows, or rows with one of the columns.
 
-    It is the last operation of its migration, so that it comes first when reversed. Before ``migrate``
-    reverses the first migration, all such operations in the plan are asked.
+    It is the last operation of its migration, so it comes first when the migration is reversed. Before
+    ``migrate`` reverses the first migration, it asks all such operations in the plan.
     """
 
     def __init__(self, model_name: str, *columns: str, remove: str | None = None) -> None:

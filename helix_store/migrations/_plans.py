@@ -58,7 +58,7 @@ def _wait_for_a_turn(connection: BaseDatabaseWrapper, stdout: object) -> None:
 
 
 def _lock_on_postgresql(connection: BaseDatabaseWrapper) -> Callable[[], object]:
-    """Take an advisory lock in a transaction of a second connection, and return the function to release it.
+    """Take an advisory lock in a transaction on a second connection, and return a function that releases it.
 
     This works behind a pooler in transaction mode, and the server releases the lock when the process ends.
     """
@@ -82,12 +82,12 @@ def _lock_on_postgresql(connection: BaseDatabaseWrapper) -> Callable[[], object]
 
 
 def _lock_beside_the_file(connection: BaseDatabaseWrapper) -> Callable[[], object]:
-    """Lock a file that exists as long as the lock, and return the function to release it."""
+    """Lock a file that exists as long as the lock does, and return a function that releases it."""
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA database_list")
         path = next(path for _, name, path in cursor.fetchall() if name == "main")
     if not path:
-        return lambda: None  # A database in memory belongs to one process.
+        return lambda: None  # An in-memory database belongs to one process.
     path += "-migrate"
     while True:
         file = open(path, "ab")  # noqa: SIM115  it stays open as long as it is locked

@@ -14,7 +14,7 @@ from helix_store.models.sessions import Session
 
 
 class Item(models.Model):
-    """An item. Its key is the order of its lane: keys are assigned under the lock of the session.
+    """An item. The order of keys is that of the lane: keys are assigned under the lock of the session.
 
     ``session_version`` is the version of the session when the item was added: a checkpoint has a greater
     version than every item that was committed before it. Items that a branch copies have version 0.

@@ -63,7 +63,7 @@ class Run(models.Model):
 
 
 class InterruptRequest(models.Model):
-    """A request, at most one per session. An abort replaces an interrupt, but not the other way round."""
+    """A request; a session has at most one. An abort replaces an interrupt, but never vice versa."""
 
     session = models.OneToOneField(Session, on_delete=models.CASCADE, related_name="interrupt_request")
     kind = models.CharField(max_length=16, choices=[(k.value, k.value) for k in InterruptKind])

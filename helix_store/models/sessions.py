@@ -25,7 +25,7 @@ NON_TERMINAL = [status.value for status in NON_TERMINAL_STATUSES]
 WAITING_KIND = RunStatus.SUSPENDED_CLIENT_TOOL.value
 
 WRITES_ELSEWHERE = Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session_id"))
-"""Sessions whose stream has another id. A stream with the session's id is found without an index."""
+"""Sessions whose stream has another id. If it has the session's id, no index is needed."""
 
 
 class OneOf(models.Lookup):

@@ -25,7 +25,7 @@ _PLACE: Final = ("tenant", "session_id", "pk")
 def conversations_of(
     db: Database, keys: Collection[int], may_view: Callable[[type[Model]], bool] = lambda _model: True
 ) -> list[Conversation]:
-    """Return the conversations that the sessions with these keys may have. One statement in any case.
+    """Return the conversations that the sessions with these keys may have. This is always one statement.
 
     Adapters without rows for these sessions, or whose rows the user may not view, are left out.
     """

@@ -37,7 +37,7 @@ PREVIEW_SOURCE: Final = 1_500
 """The maximum number of characters of the stored text that are read for a preview."""
 
 _DEEPEST: Final = 8
-"""The levels of a message that was cut off that are read; below them, its text is shown as it is stored."""
+"""The levels that are read of a message that was cut off; below them, its stored text is shown."""
 
 _BETWEEN: Final = re.compile(r"[\s,:]*")
 _CUT_ESCAPE: Final = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?)$")
@@ -118,7 +118,7 @@ def with_payloads(queryset: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def payload_of(row: Any, column: str) -> str | None:
-    """Return the text of such a column. The first call for a row reads all its columns in one query."""
+    """Return the text of a deferred column. The first call for a row reads all its columns in one query."""
     if column + _SUFFIX not in row.__dict__:
         same_row = type(row)._base_manager.using(row._state.db).filter(pk=row.pk)
         row.__dict__.update(same_row.values(**_texts(type(row))).get())

@@ -176,7 +176,7 @@ def _newest(store: DatabaseStateStore, session_id: str, count: int) -> list[tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingPost(Serializable):
-    """A post that waits. ``text`` is the start of its content, or ``None`` if it cannot be read."""
+    """A waiting post. ``text`` is the start of its content, or ``None`` if it cannot be read."""
 
     post_id: str
     sequence: int

@@ -27,7 +27,7 @@ MAX_DELTAS: Final = 20
 """The maximum number of versions after a full payload for which a delta may still build on it."""
 
 _LEAST_SAVING: Final = 2
-"""The factor by which a delta must be shorter than the full payload to be worth reading in addition."""
+"""The factor by which a delta must be shorter than the full payload to be worth a second row."""
 
 _WITHOUT_REFERENCES: Final = 2
 

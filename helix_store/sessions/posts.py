@@ -120,7 +120,7 @@ def has_open_calls(newest_first: Iterable[Message]) -> bool:
 
 
 def waits_for_answer(status: str, suspension_kind: str | None, pending: str | None) -> bool:
-    """Return whether no turn can continue a session, because it waits for an answer or somebody paused it."""
+    """Return whether a session waits for an answer or was paused, so that no turn can continue it."""
     if status not in (SessionStatus.PAUSED, SessionStatus.INTERRUPTED):
         return False
     if suspension_kind is None:

@@ -64,7 +64,7 @@ def current_state(
 
 
 def base_of(base_id: int | None, payload: str | None) -> str | None:
-    """Return the payload under a delta: unreadable text if it was deleted, ``None`` if there is no base."""
+    """Return the payload under a delta: unreadable text if it was deleted, ``None`` without a base."""
     return None if base_id is None else payload or ""
 
 

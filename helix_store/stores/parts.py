@@ -91,7 +91,7 @@ class Parts:
         return None
 
     def commit_step(self, step: StepWrite) -> CommittedStep:
-        """Commit a step and the calls that belong to it, in one transaction if the store has transactions.
+        """Commit a step and the calls that belong to it, in one transaction if the store supports it.
 
         Raises `ConflictError` if any change that the step staged no longer exists.
         """

@@ -38,7 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CHECK_SECONDS: Final = 0.2
-"""The maximum time that a request to stop waits for the next chunk."""
+"""The maximum time in seconds before a request to stop is noticed, if no chunk arrives."""
 
 
 class StreamManagerBase:

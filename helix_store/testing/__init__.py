@@ -1,4 +1,4 @@
-"""Contract suites for third-party stores. They require pytest only.
+"""Contract suites for third-party stores. They require only pytest.
 
 class TestMyStore(StateStoreContract):
     def make_store(self, *, tenant="", limits=None):

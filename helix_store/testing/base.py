@@ -1,4 +1,4 @@
-"""What the base classes of the suites have in common."""
+"""The common base class of all suites."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class SuiteTests:
 
         interval = sys.getswitchinterval()
         # With Python's default interval, a call of a millisecond ends before another thread runs. Under a
-        # debugger or coverage it stays: Python 3.11 refuses trace functions to threads that begin at once.
+        # debugger or coverage, it is not changed: Python 3.11 refuses trace functions to threads that begin
+        # at once.
         if sys.gettrace() is None:
             sys.setswitchinterval(1e-5)
         try:

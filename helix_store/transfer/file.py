@@ -303,7 +303,7 @@ class _OpenUnit:
 
 
 def _longest_line() -> int:
-    """Return more bytes than a record has: several columns, whose text grows up to threefold in JSON."""
+    """Return more bytes than any record has; JSON can triple the length of the text in its columns."""
     limits = conf.limits()
     return MAX_CALL_BYTES + 24 * max(int(getattr(limits, each.name)) for each in fields(limits))
 

@@ -190,7 +190,7 @@ class _Importer:
     # --- Rows of a tenant --------------------------------------------------------------------------
 
     def _merge(self, unit: Unit) -> Counts:
-        """Add the rows that are not stored. Sessions share them, so a unit is rarely all or nothing."""
+        """Add the rows that are not stored. Sessions share them, so often only some are new."""
         records = self._counted(unit)
         next(records)
         added, differing = 0, 0

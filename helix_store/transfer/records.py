@@ -73,7 +73,7 @@ class Source(Protocol):
         ...
 
     def left_out(self, exported: Counts) -> Iterable[Problem]:
-        """Yield problems for requested or stored data outside all units; ``exported`` counts read units."""
+        """Yield problems of data outside all units; ``exported`` counts the units that were read."""
         ...
 
 

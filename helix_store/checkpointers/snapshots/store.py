@@ -239,5 +239,5 @@ class InMemorySnapshotCheckpointer(SnapshotCheckpointerBase):
 
 
 def _optional_id(checkpoint_id: str | None, name: str = "checkpoint_id") -> str | None:
-    """Return an id or ``None``, but refuse an empty id: it must never mean the newest snapshot, or all."""
+    """Return an id or ``None``; refuse an empty id, which must never mean the newest snapshot, or all."""
     return None if checkpoint_id is None else validation.identifier(checkpoint_id, name)

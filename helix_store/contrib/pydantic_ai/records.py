@@ -190,7 +190,7 @@ def write_record(
 
 
 def _pointed_at(new: RecordRow, entries: Sequence[EntryRow]) -> frozenset[str]:
-    """Return those of the named entries that are not new. Raises `InvalidPayload` for a wrong order."""
+    """Return those of the named entries that are not new. Raises `InvalidPayload` for the wrong order."""
     brought: set[str] = set()
     outside = set()
     ids = {entry.entry_id for entry in entries}

@@ -169,7 +169,7 @@ class DatabaseCheckpoints(DatabaseOperations):
 
     @writes
     def prune(self, session_id: str, keep: int, before: datetime | None = None) -> int:
-        """Prune checkpoints beyond the newest ``keep``; with ``before``, only those made before that time."""
+        """Prune checkpoints beyond the newest ``keep``; with ``before``, only those made before it."""
         head = lock_session(self.db, session_id)
         dropped = keep_checkpoints(self.db, head, keep, before)
         self._announce(head, dropped)

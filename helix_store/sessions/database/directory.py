@@ -1,4 +1,4 @@
-"""Lists of sessions; and of every tenant: search by id, and sessions with more checkpoints than to keep."""
+"""Lists of sessions; for all tenants, the search by id and sessions with too many checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DatabaseDirectory(DatabaseOperations):
 
     @reads
     def starting_with(self, start: str, *, tenant: str | None, limit: int) -> list[tuple[str, str]]:
-        """Return tenants and ids of sessions whose id begins with ``start``, except below another match."""
+        """Return tenants and ids of sessions whose id begins with ``start``, without those below a match."""
         sessions = Session.objects.using(self.db.alias)
         # This is a range because LIKE ignores case on SQLite, and ids are ordered by their bytes.
         begins = Q(session_id__gte=start, session_id__lt=start + chr(sys.maxunicode))

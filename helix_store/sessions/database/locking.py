@@ -69,7 +69,7 @@ def missing_session(db: Database, session_id: str) -> SessionNotFound:
 def lock_known_session(
     db: Database, session_id: str, guard: Guard | None = None, *more_columns: str
 ) -> Session | None:
-    """Lock a session as `lock_session` does, or return ``None``: the caller inserts it if a fence allows."""
+    """Lock a session as `lock_session` does, or return ``None`` if the caller may have to insert it."""
     names = _in_order(_LOCKED_COLUMNS + more_columns)
     parameters = {"tenant": db.tenant, "session_id": session_id}
     row = lock_row(db, Session, names, SESSION_BY_ID, parameters)

@@ -196,7 +196,7 @@ class DatabaseSteps(DatabaseOperations):
     def _try(
         self, request: StepRequest, call: Call, encoded: EncodedState, staged: Sequence[StagedRow]
     ) -> tuple[StepCommit | None, list[StagedRow]]:
-        """Try to commit a step that promotes these rows, and return its commit or the rows staged instead."""
+        """Try to commit a step that promotes these rows; return its commit, or else the rows now staged."""
         at = moments.now()
         expected_version = request.guard.expected_version
         stored = stored_payload(
@@ -356,7 +356,7 @@ def _take_staged(db: Database, head: Session, step_id: str, at: datetime) -> lis
 def _checkpoint_columns(
     request: StepRequest, encoded: EncodedState, stored: StoredPayload, at: datetime
 ) -> dict[str, Any]:
-    """Return the columns of a step's checkpoint, listed only here; those with ``None`` come from the head."""
+    """Return the columns of a step's checkpoint, in one place; those with ``None`` come from the head."""
     return {
         "session_id": None,
         "kind": CheckpointKind.STEP.value,

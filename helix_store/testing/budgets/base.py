@@ -15,7 +15,7 @@ __all__ = ["BudgetTests", "amounts", "now_ms", "spent"]
 
 
 class BudgetTests(SuiteTests):
-    """The base of every part. A subclass provides the store."""
+    """The base class of every part. A subclass provides the store."""
 
     def make_store(self, *, tenant: str = "") -> Any:
         """Return a store with ``sessions``, ``locks``, ``usage`` and ``budgets``, such as `Store`.

@@ -1,4 +1,4 @@
-"""The tests of turns: what a step holds, what stops it, and what its commit counts."""
+"""The tests of turns: the amounts that a step holds, what stops it, and what its commit counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BudgetTurnContract(BudgetTests):
         return store
 
     def stopped(self, capped: Any, session: Any, **estimates: Any) -> BudgetExceeded:
-        """Return the error that the first step of a turn raises, and check that the turn ended by it."""
+        """Return the error that the first step of a turn raises, and check that it ended the turn."""
         version = session.load().version
         caught: BudgetExceeded | None = None
         with session.turn() as turn:

@@ -21,7 +21,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 class LockTests(SuiteTests):
-    """The base of every part. A subclass provides `make_manager` and, where it can, the other hooks."""
+    """The base class of every part. A subclass provides `make_manager` and, where it can, the other hooks."""
 
     def make_manager(self, *, tenant: str = "", default_ttl_ms: int | None = None) -> LockManagerBase:
         """Return a manager to test. Managers of one test share their locks; tests share nothing."""

@@ -64,7 +64,7 @@ def used_in(step: Step, tool_call_id: str = "call") -> ApprovedCall:
 
 
 def use_once(store: StateStore, session_id: str, step_id: str | None = None) -> ApprovedCall:
-    """Use the approval in a step of its own."""
+    """Use the approval in a separate step."""
     with step_of(store, session_id, step_id) as step:
         return used_in(step)
 

@@ -34,7 +34,7 @@ class LockManager(Protocol):
 
 
 class StoreTests(SuiteTests):
-    """The base of every part. A subclass provides `make_store` and, where it can, the other hooks."""
+    """The base class of every part. A subclass provides `make_store` and, where it can, the other hooks."""
 
     def make_store(self, *, tenant: str = "", limits: Limits | None = None) -> StateStore:
         """Return a store to test. Stores of one test share their storage; tests share nothing."""

@@ -80,7 +80,7 @@ _SIZED: Final[dict[str, Callable[[StateStore, str], Any]]] = {
         "session", "approval", approval_id="approval", approved=True, reason=text
     ),
 }
-"""Texts in columns of their own, which lists read."""
+"""Text in columns of its own, which lists read."""
 
 _FAILING: Final[dict[str, Callable[[StateStore, str], Any]]] = {
     "update_status": lambda store, text: store.update_status("session", "failed", failure_reason=text),

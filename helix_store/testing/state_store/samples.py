@@ -164,7 +164,9 @@ def full_session(store: StateStore, session_id: str) -> str:
 
 
 def contents(store: StateStore, session_id: str) -> dict[str, str]:
-    """Return everything that a store has on a session. ``repr`` tells ``1``, ``1.0`` and ``True`` apart."""
+    """Return everything that a store has stored for a session. ``repr`` distinguishes ``1``, ``1.0`` and
+    ``True``.
+    """
     heads = store.list_checkpoints(session_id, limit=200).items
     steps = ["step-1", "step-2", "step-3"]
     seen: dict[str, Any] = {

@@ -170,7 +170,7 @@ class StepContract(StoreTests):
     # All or nothing
 
     def _refused(self, store: StateStore, error: type[HelixStoreError], **arguments: Any) -> None:
-        """Run a full step that is refused, and check that nothing of it is stored."""
+        """Run a full step that is refused, and check that no part of it is stored."""
         state = loaded(store, "session")
         state.custom_state = {"lost": True}
         given: dict[str, Any] = {"append_messages": messages(2), "step": step(3), **arguments}

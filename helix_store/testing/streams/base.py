@@ -42,7 +42,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, R]]) -> R:
 
 
 class StreamTests(SuiteTests):
-    """The base of every part. A subclass provides `make_manager` and, where it can, the other hooks."""
+    """The base class of every part. A subclass provides `make_manager` and, where it can, the other hooks."""
 
     def make_manager(
         self,
@@ -105,7 +105,7 @@ class StreamTests(SuiteTests):
 
     @staticmethod
     async def sequences(reader: ResumableReader) -> list[int]:
-        """Return what a reader delivers until it ends, after checking the chunks against `chunk`."""
+        """Return the chunks that a reader delivers until it ends, after checking them against `chunk`."""
         delivered = []
         async for stored in reader:
             assert stored.chunk == chunk(stored.sequence)

@@ -14,7 +14,7 @@ __all__ = ["EVERY_KIND", "NOON", "UsageTests", "custom", "rolled_up", "sub_agent
 
 
 class UsageTests(SuiteTests):
-    """The base of every part. A subclass provides both stores and, where it can, the other hooks."""
+    """The base class of every part. A subclass provides both stores and, where it can, the other hooks."""
 
     def make_store(self, *, tenant: str = "") -> UsageStore:
         """Return a usage store to test. Stores of one test share their storage; tests share nothing."""
