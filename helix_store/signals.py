@@ -86,5 +86,5 @@ def send_signals(
                 sender=None, session_id=session_id, tenant=tenant, using=alias, alias=alias, **details
             )
         except Exception:
-            # The receivers are asynchronous, and a synchronous call runs on the event loop's own thread.
+            # The receivers are asynchronous, but a synchronous call occupies the event loop's own thread.
             _logger.exception("Some receivers of a signal of session %r were not called.", session_id)

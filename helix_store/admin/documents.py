@@ -33,7 +33,7 @@ _OPEN: Final = 40
 
 @dataclass(slots=True)
 class _Bounds:
-    """The limits on the shown part of a document. ``left`` is the number of nodes that may still be shown."""
+    """The limits on what is shown of a document. ``left`` is the number of nodes that may still be shown."""
 
     left: float = _NODES
     children: float = _CHILDREN

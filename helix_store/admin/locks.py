@@ -52,7 +52,7 @@ class LockAdmin(OperatedAdmin):
     lease_end = column("expires_at", _("lease ends"), format_time)
 
     def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
-        """Set the keys of the sessions that have the names of the locks."""
+        """Set, for each lock, the key of the session with the same name."""
         if not self.may_view(request, Session):
             return
         sessions = self.rows(Session).filter(

@@ -51,7 +51,7 @@ def waiting_for_person(sessions: Any) -> QuerySet[Any]:
 def read_open_tools(sessions: Iterable[Any]) -> None:
     """Set ``open_tools`` of sessions of one database: the tools of their open calls, without duplicates.
 
-    It is ``None`` if the calls cannot be read. This takes one statement if any session waits for a person.
+    It is ``None`` if they cannot be read. This takes one statement if any session waits for a person.
     """
     waiting = {each.pk: each for each in sessions if _is_waiting(each)}
     if not waiting:

@@ -111,7 +111,7 @@ EXPORT: Final = Export()
 def export_sessions(
     page: OperatedAdmin, request: HttpRequest, queryset: QuerySet[Any]
 ) -> HttpResponseBase | None:
-    """Ask for confirmation, then send a file. It is one snapshot of the database, written before sending."""
+    """Ask for confirmation, then send a file. It is one snapshot, written before it is sent."""
     sessions = page.selected_rows(request, queryset)
     if sessions is None:
         return None

@@ -61,7 +61,7 @@ def keys_in_order(
     values = rows.order_by().values("id", *sorted(columns - {"id"}))
     parts = [values.filter(tenant=tenant_parameter(tenant)) for tenant in tenants]
     if Database(rows.db, "").is_postgresql:
-        # Without statistics PostgreSQL would sort all rows. SQLite merges by itself, without limits.
+        # Without statistics, PostgreSQL would sort all rows. SQLite merges the rows itself, without limits.
         parts = [part.order_by(*order)[:stop] for part in parts]
     first, *others = parts
     merged = first.union(*others, all=True).order_by(*order)

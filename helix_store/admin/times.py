@@ -57,12 +57,12 @@ def format_time(value: datetime) -> str:
 
 
 def distance(value: datetime | None) -> SafeString | str:
-    """Return a time relative to now, with the exact time as a tooltip, or an empty text for no time."""
+    """Return a time relative to now, with the exact time as a tooltip, or an empty string for no time."""
     return "" if value is None else _time(value, _distance(value), format_time(value))
 
 
 def stamp(value: datetime | None) -> SafeString | str:
-    """Return the exact time, with its distance from now as a tooltip, or an empty text for no time."""
+    """Return the exact time, with its distance from now as a tooltip, or an empty string for no time."""
     return "" if value is None else _time(value, format_time(value), _distance(value))
 
 

@@ -65,7 +65,7 @@ class ConversationPage:
 
 
 class Conversation(Protocol):
-    """The functions that read one adapter's rows as messages. Both methods only read, and never all rows.
+    """The functions that read one adapter's rows as messages. Both methods only read, but never all rows.
 
     ``name`` is the name of the framework, which is shown and must be unique. ``needs`` are the models whose
     rows are shown: people who may not view all of these models do not see the conversation.

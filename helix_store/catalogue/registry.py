@@ -63,7 +63,7 @@ def declared(model: type[Model]) -> Table:
 
 
 def registered_tables(of: Literal["session", "tenant"] | None = None) -> tuple[Table, ...]:
-    """Return the tables of other apps by the name of their records, or those ``of`` sessions or tenants."""
+    """Return other apps' tables by the names of their records, or those ``of`` sessions or tenants."""
     others = sorted((each for each in _tables.values() if not each.is_own), key=lambda table: table.record)
     return tuple(table for table in others if of is None or table.is_of_tenant == (of == "tenant"))
 

@@ -25,7 +25,7 @@ class Branch:
     """A branch of a session, in the transaction that creates it. The row of its source is locked.
 
     ``source`` and ``target`` are the keys of their session rows. ``message_count`` is the number of messages
-    that the branch copies. ``checkpoint_id`` is its starting point, if the caller named a checkpoint. A row
+    that the branch copies. ``checkpoint_id`` is its starting point, if the caller named one. A row
     existed at that checkpoint if it is older than the session's ``version`` and not younger than ``until``.
     """
 
@@ -81,8 +81,8 @@ class Table:
     ``sweep`` deletes the rows of one tenant that have expired at a given time, and returns their number. A
     cleanup calls it outside a transaction, for each tenant that has rows in the table.
 
-    ``check`` is for ``helix_doctor``. It takes keys of sessions, or of rows of a table of a tenant, and
-    yields each faulty key with a description of the fault.
+    ``check`` is for ``helix_doctor``. It takes keys of sessions, or of rows of a tenant's table, and yields
+    each faulty key with a description of the fault.
 
     ``check_import`` takes the columns of each row that an import is about to store, without its parent, and
     raises `InvalidPayload` if the app could not read the row. The session of such a row is not imported.

@@ -63,7 +63,7 @@ _MARK_IN_BULK: Final = Statement(
 class DatabaseCleanup:
     """The store's side of a cleanup, for a database. ``tenant`` is one tenant, or ``None`` for all of them.
 
-    Pages have up to ``size`` sessions, in an order that marking a session keeps. There is at least one page.
+    Pages have up to ``size`` sessions, in an order that marking does not change. There is at least one page.
     """
 
     def __init__(self, using: str | None, tenant: str | None) -> None:

@@ -183,7 +183,7 @@ class Erasure:
         return any(db.query(rows.filter(tenant=db.tenant).exists) for rows in found)
 
     def _session_pages(self, db: Database) -> Iterator[dict[int, str]]:
-        """Yield the ids of sessions to erase by key. Key order avoids meeting a session twice."""
+        """Yield the ids of the sessions to erase, by key. Key order avoids meeting a session twice."""
         sessions = Session.objects.using(db.alias).filter(tenant=db.tenant)
         if self._user_id is not None:
             sessions = sessions.filter(user_id=self._user_id)

@@ -177,7 +177,7 @@ def _parts_of_path(path: Any, where: str) -> tuple[str, ...]:
     if type(path) is not str or "\x00" in path:
         raise InvalidPayload(path=where, reason="expected a path as text without NUL")
     parts = tuple(path.removesuffix("/").split("/"))
-    # `basename` returns the part that the system treats as one name; Windows excludes drives and backslashes.
+    # `basename` returns the part that the system treats as one name, on Windows without drive and backslash.
     if any(part in ("", ".", "..") or os.path.basename(part) != part for part in parts):
         raise InvalidPayload(path=where, reason='expected a relative path without empty parts, "." and ".."')
     return parts

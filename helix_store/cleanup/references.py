@@ -17,7 +17,7 @@ from helix_store.sessions.post_sql import SET_NEXT_POST
 
 
 def branches_of(db: Database, session_ids: Collection[str]) -> list[str]:
-    """Return the sessions branched from one of these. Each holds a copy of a part of its history."""
+    """Return the sessions branched from one of these. Each has a copy of part of its history."""
     sessions = Session.objects.using(db.alias).filter(tenant=db.tenant)
     found: set[str] = set()
     for session_id in session_ids:

@@ -77,7 +77,7 @@ def apply_retention(
 ) -> RetentionSummary:
     """Apply a policy, by default the one in the settings, to one tenant or to all of them.
 
-    A session tree is deleted as a whole, children first, if each of its sessions is idle by the rule of its
+    A session tree is deleted as a whole, children first, if each of its sessions is idle by the rule for its
     status. One transaction locks the rows of the tree, checks again, deletes the workspace snapshots through
     their providers, and then deletes the rows. Usage is kept until the rule for usage applies. Trees with a
     live lock, a running run or a stream with a live writer are skipped, and so are trees that share a session

@@ -47,7 +47,7 @@ NOT_IDLE: Final = for_keys(
     SELECT id FROM {_SESSION}
     WHERE id IN %(keys)s AND NOT coalesce(CASE status {_AGES} END, FALSE)"""
 )
-"""The keys of sessions written after the cutoff of their status. Without a cutoff, they are never idle."""
+"""The keys of sessions written after the cutoff for their status. Without a cutoff, they are never idle."""
 
 
 def _in_use(clock: Clock) -> str:
@@ -153,7 +153,7 @@ def _too_many_checkpoints(clock: Clock) -> str:
 
 
 TOO_MANY_CHECKPOINTS: Final = with_clock(_too_many_checkpoints)
-"""The id and the number of surplus step checkpoints of sessions that are not in use, ordered by id."""
+"""The id of each session that is not in use, and its number of surplus step checkpoints, ordered by id."""
 
 SURPLUS_CHECKPOINTS: Final = for_keys(
     f"""

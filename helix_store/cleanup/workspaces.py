@@ -43,7 +43,7 @@ class WorkspaceProvider(Protocol):
     def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str) -> Iterable[str]:
         """Return the ids of the snapshots that this session owns in the workspace of ``ref``.
 
-        Session ids are only unique within a tenant. A provider without ``tenant`` is called without it.
+        Session ids are only unique within a tenant. It is left out for a provider that does not take it.
         """
         ...
 

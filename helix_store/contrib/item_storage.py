@@ -94,7 +94,7 @@ def built(build: Callable[[Document], R], document: Document, library: str, name
         return build(document)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as exc:
         reason = type(exc).__name__
-    # Raised here, because the framework's error may hold the document and would become the context.
+    # Raised here, because the framework's error may contain the document and would become the context.
     raise IntegrityFault(
         f"The installed {library} cannot read a stored {name} ({reason}); was it stored by another version, "
         "or with types that are not registered?"

@@ -282,7 +282,7 @@ def _operation_name(operation: Any) -> str:
 
 def json_equal(left: Any, right: Any) -> bool:
     """Compare two JSON values: a bool is not a number, 1 equals 1.0, and the order of keys does not matter.
-    It takes as long as reading ``left``, without recursion. Values of other types are unequal.
+    It takes as long as reading ``left`` does, without recursion. Values of other types are unequal.
     """
     pending = [(left, right)]
     while pending:
@@ -353,7 +353,7 @@ def _list_index(segment: _Segment, end: int) -> int:
 def _member_name(segment: _Segment) -> str:
     """Return the object member that a segment refers to. A number is refused: it is an index of an array."""
     if isinstance(segment, int):
-        raise _Refused(f"index {segment} leads into an object; its members are named by text")
+        raise _Refused(f"index {segment} leads into an object; its members are named by strings")
     return segment
 
 

@@ -125,7 +125,7 @@ def decode_all(texts: Sequence[str]) -> list[Any]:
 
 
 def decode_object(text: str) -> dict[str, Any]:
-    """Return `decode` of the text of an object. Raises `IntegrityFault` for any other value."""
+    """Return `decode` of an object's text. Raises `IntegrityFault` for any other value."""
     value = decode(text)
     if type(value) is not dict:
         raise IntegrityFault("A stored payload is not a JSON object; other rows are not affected.")

@@ -19,7 +19,7 @@ def async_version_of(
 ) -> Callable[[Callable[[S], None]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
     """Declare a method with the parameters and the result of a call.
 
-    The decorated method determines the name.
+    The decorated method's name is kept.
     """
 
     def declared(named: Callable[[S], None]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:

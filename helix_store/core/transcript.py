@@ -217,7 +217,7 @@ def _result(item: Mapping[str, Any]) -> Part:
 
 
 def _file(item: Mapping[str, Any], kind: str) -> Part:
-    """Return a file, with its address or the length of its data. Without either, return an ``other`` part."""
+    """Return a file, with its address or the length of its data. If it has neither, return ``other``."""
     nested = (item.get(key) for key in (kind, "source", "content"))
     facts: dict[str, Any] = dict(item)
     for each in nested:

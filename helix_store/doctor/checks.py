@@ -101,7 +101,9 @@ class Check:
         return ", ".join(self.rules)
 
     def run(self, scope: Scope) -> Iterator[list[Fault]]:
-        """Yield the faults in scope, page by page. One statement examines each page, so it is consistent."""
+        """Yield the faults in scope, page by page. One statement examines each page, so each page is
+        consistent.
+        """
         if self.keyed is not None and self.of is not None:
             for keys in scope.pages(self.of):
                 yield list(self.keyed(scope.db, keys))

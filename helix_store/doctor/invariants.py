@@ -49,7 +49,7 @@ def deadlines(db: Database, keys: list[int]) -> Iterator[Fault]:
 
 
 def _has_deadline_off(calls: str | None, deadline: Any) -> bool:
-    """Return whether the deadline does not match the pending calls. Unreadable calls are another fault."""
+    """Return whether the deadline does not match that of the calls. Unreadable calls are a separate fault."""
     try:
         return bool(earliest_deadline({} if calls is None else decode_object(calls)) != deadline)
     except IntegrityFault:
@@ -102,7 +102,7 @@ def streams(db: Database, keys: list[int]) -> Iterator[Fault]:
 def _stream_faults(
     floor: int, last_sequence: int, number: int, first: int | None, last: int | None
 ) -> Iterator[str]:
-    """Yield the rules that a stream's head breaks, given the number of its chunks, the first and the last."""
+    """Yield the rules that a stream's head breaks, given the number of chunks and the first and last."""
     newest = floor if last is None else last
     if last_sequence != newest:
         yield "stream-last-off"
@@ -170,7 +170,7 @@ _LONG_AGO: Final = timedelta(days=1)
 
 @each(Session, "ownership-outside-tree")
 def owners(db: Database, keys: list[int]) -> Iterator[Fault]:
-    """Yield owners outside of the tree. A deleted owner is not a fault, because the record outlives it."""
+    """Yield owners in other trees. A deleted owner is not a fault, because the record outlives it."""
     rows = Session.objects.using(db.alias).filter(pk__in=keys, client_tool_call_ownership__isnull=False)
     columns = ("tenant", "session_id", "pk", "root_session_id", "client_tool_call_ownership")
     for tenant, name, key, root, text in fetched(db, rows.values_list(*columns)):

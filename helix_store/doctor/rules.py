@@ -176,7 +176,7 @@ _ALL: Final = (
         "operation-misfit",
         _ERROR,
         "A recorded operation names another checkpoint than the one with its version.",
-        "Delete the operation with SQL when no client repeats its step.",
+        "Delete the operation with SQL once no client will repeat its step.",
     ),
     # Runs, calls and trees
     Rule(

@@ -174,7 +174,7 @@ class Access(ABC):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a write becomes part of a transaction of the caller."""
+        """True if a write becomes part of a transaction of the caller."""
         return _is_in_transaction(connections[self.alias])
 
     def enter(self) -> Call:

@@ -36,7 +36,7 @@ def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
 
     By default, this is Django's thread for synchronous code, so a twin joins the transaction of a caller that
     uses ``async_to_sync``. If that thread is waiting for the event loop, the loop's own pool is used. With
-    ``HELIX_STORE["ASYNC_THREADS"] = n`` calls run in a pool of ``n`` threads. If the caller is cancelled, it
+    ``HELIX_STORE["ASYNC_THREADS"] = n``, calls run in a pool of ``n`` threads. If the caller is cancelled, it
     is told after the call has ended.
     """
 

@@ -110,7 +110,7 @@ class Database(Access):
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Make all reads in a ``with`` block see the database at the same moment. No one waits for them. In
+        """Make all reads in a ``with`` block see the database at the same moment. They block no one. In
         the caller's transaction, that transaction's isolation level applies.
         """
         connection = self.connection

@@ -205,7 +205,7 @@ class _PreparedCursor:
     def execute(self, sql: str, arguments: Sequence[str | None]) -> None:
         """Run the statement with each argument in the server's own text form."""
         if sql != self._form.text:
-            # A wrapper has changed it, perhaps differently at each call, so preparing it does not pay off.
+            # A wrapper has changed it, perhaps differently each time, so it is not worth preparing.
             self._form, self._known = PreparedForm(b"", sql, ()), set()
         self._arguments = arguments
         connection = self._connection

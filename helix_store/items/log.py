@@ -117,7 +117,8 @@ class ItemLog(DatabaseOperations):
     def pop(
         self, validate: Callable[[Any], Any] | None = None, *, fencing_token: int | None = None
     ) -> StoredItem | None:
-        """Delete the newest item and return it; ``None`` for an empty lane. No two callers get the same one.
+        """Delete the newest item and return it, or ``None`` if there is none. No two callers get the same
+        one.
 
         Newer items are also deleted if they cannot be read, or if ``validate`` returns a false value for
         their payload. ``validate`` runs under the session's lock; if it raises an error, nothing is deleted.

@@ -112,7 +112,7 @@ class DatabaseLocks(DatabaseOperations):
         return {"tenant": self.db.tenant, "name": name}
 
     def _advisory_key(self, name: str) -> int:
-        """Return 64 bits of a digest; colliding names block each other only while one is being acquired."""
+        """Return 64 bits of a digest; colliding names only block each other while one is being acquired."""
         text = f"helix_store lock {len(self.db.tenant)} {self.db.tenant} {name}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 

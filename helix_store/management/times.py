@@ -51,7 +51,9 @@ def age_in_days(text: str) -> timedelta:
 
 
 def moment_of(value: datetime | timedelta, zone: tzinfo) -> datetime:
-    """Return the moment. An age counts back from now, and a time without an offset is in the given zone."""
+    """Return the moment that the argument names. An age counts back from now, and a time without an offset is
+    in the given zone.
+    """
     if isinstance(value, timedelta):
         return moments.now() - value
     return value.replace(tzinfo=zone) if value.tzinfo is None else value

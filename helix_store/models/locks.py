@@ -11,7 +11,9 @@ from helix_store.models.fields import CallIdField, IdentifierField, MomentField
 
 
 class Lock(models.Model):
-    """A row per lock name. It is never deleted, because its token must grow; without an expiry it is free."""
+    """One row for each lock name. It is never deleted, because its token must grow; without an expiry it is
+    free.
+    """
 
     tenant = IdentifierField(default="", blank=True)
     name = IdentifierField()

@@ -118,7 +118,7 @@ def all_reports(*, using: str, tenant: str | None) -> Iterator[BudgetReport]:
 
 
 def reports_of_values(budget: Budget, *, using: str, first: int, limit: int) -> list[BudgetReport]:
-    """Return a page of the values of a budget that applies to each value, the highest first. One statement.
+    """Return a page of the values of a budget that applies to each value, highest first. One statement.
 
     An index finds the values of the current period, which are then sorted, because each step would have to
     write to an index of the amounts spent.

@@ -47,7 +47,8 @@ class SessionReport:
     sequence.
 
     ``conversations`` holds the conversations that adapters keep with the session, by the name of the
-    framework. ``unpriced`` counts the token entries without a cost; the sum of ``usage`` lacks them.
+    framework. ``unpriced`` counts the token entries without a cost, which the sum of ``usage`` does not
+    include.
     """
 
     tenant: str

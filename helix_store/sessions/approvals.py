@@ -171,7 +171,8 @@ class Answer:
     def require_fit(self, entry: Mapping[str, Any]) -> None:
         """Raise `InvalidPayload` unless this answers a call of the entry's kind.
 
-        An approval takes a decision with its approval id, or an error; any other call a result or an error.
+        An approval takes a decision with its approval id, or an error; any other call takes a result or an
+        error.
         """
         expected = entry.get("approval_id")
         if expected is None:

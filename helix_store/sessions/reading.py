@@ -1,4 +1,4 @@
-"""Functions that read back a session's state as `helix_store.sessions.layout` stored it, and its runs."""
+"""Functions that read a session's state in the form that `helix_store.sessions.layout` wrote, and runs."""
 
 from __future__ import annotations
 

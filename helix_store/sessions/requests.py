@@ -329,7 +329,7 @@ Counter: TypeAlias = Literal["step_count", "resume_count"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionQuery:
-    """Filters, joined by AND. ``None`` sets none; in ``parent_session_id``: None = roots, UNSET = any."""
+    """Filters, joined by AND. ``None`` sets none; for ``parent_session_id``: None = roots, UNSET = any."""
 
     agent_type: str | None = None
     statuses: frozenset[SessionStatus] | None = None

@@ -89,7 +89,7 @@ INTERRUPT_COLUMNS: Final = ("kind", "reason", "run_id", "requested_at")
 
 
 def _load(more_columns: str = "", more_tables: str = "") -> Statement:
-    # With its session, a checkpoint is looked up in one partition of a table that is partitioned by session.
+    # If its session is known, a checkpoint is found in one partition of a table partitioned by session.
     return Statement(
         postgresql=f"""
         SELECT {", ".join(_CURRENT_SQL.get(name, f"s.{name}") for name in CURRENT_COLUMNS)}{more_columns}
@@ -355,7 +355,7 @@ FENCE_HOLDS: Final = "NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_to
 def end_run(*, is_fenced: bool) -> Statement:
     """Return the statement that ends a run, locking the session as the portable form does.
 
-    It checks the token while it holds the fence, and on the run's row that no other run has replaced it.
+    It checks the token while it holds the fence, and that no other run has replaced the run on its row.
     """
     return Statement(
         postgresql=f"""

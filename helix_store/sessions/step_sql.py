@@ -36,7 +36,7 @@ _KEEPS_OWNERS: Final = """(s.client_tool_call_ownership IS NULL OR starts_with(
                 %(client_tool_call_ownership)s::text, left(s.client_tool_call_ownership, -1)))"""
 
 MAX_SINGLE_MESSAGES: Final = 4
-"""The maximum number of messages a step sends as single parameters: unpacking an array costs time."""
+"""The maximum number of messages that a step sends as single parameters: unpacking an array takes time."""
 
 _STAGED_VERSION: Final = staged_version("g")
 # Sort by an expression: the index of the keys has the same order, but contains the rows of all steps.

@@ -3,7 +3,7 @@
 A session stores its calls by tool call id in two documents. A *pending* call has ``tool_name``, ``input``,
 ``run_id``, ``requested_at``, ``deadline``, ``approval_id`` and, if given, ``on_expiry``; an answer adds
 ``submitted_at``, ``actors`` if they are known, and one of ``result``, ``error`` or ``approved`` with
-``reason``. Every call has a ``digest``; `approvals` has the rules of its other keys. When the agent takes the
+``reason``. Every call has a ``digest``; `approvals` has the rules for other keys. When the agent takes the
 answers, they move to the *completed* calls, which are never deleted: a durable mark of each answered call.
 Times are epoch milliseconds. A call with an ``approval_id`` requests an approval, any other call a result.
 """
@@ -212,7 +212,7 @@ class ToolCalls:
         return approved_call(tool_call_id, _entry(stored.get(tool_call_id)), self.approved)
 
     def _approve(self, tool_call_id: str, call: Mapping[str, Any], actors: list[str]) -> None:
-        """Store the approved call. After a rewind, a call may be approved again, but its use still counts."""
+        """Store the approved call. After a rewind, a call may be approved again, but stays used."""
         if "used_by" not in self.approved.get(tool_call_id, {}):
             kept = {"tool_name": call.get("tool_name"), "input": call.get("input"), "digest": call["digest"]}
             self.approved[tool_call_id] = {**kept, "actors": actors}
@@ -281,7 +281,7 @@ def _is_repeat(asked: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
 
 
 def _within(completed: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Return the completed calls within a size: the oldest are reduced to a mark until the rest fits."""
+    """Return the completed calls within a size limit: the oldest become a mark until the rest fits."""
     sizes = {key: size_of(encode(answer, limit=UNLIMITED)) for key, answer in completed.items()}
     excess = sum(sizes.values()) - limit
     kept = dict(completed)
@@ -372,7 +372,7 @@ def kept_ownership(given: str | None, stored: str | None, session_id: str) -> st
     """Return the ownership column after a write of a session.
 
     The session's entries for its own calls replace the stored ones. Entries recorded by others are kept: they
-    change no version, so the session may not have seen them. A record that cannot be read is replaced.
+    do not change the version, so the session may not know them. A record that cannot be read is replaced.
     """
     if stored is None or stored == given:
         return given

@@ -61,7 +61,7 @@ class TreeNode:
         return self.ref is not None and self.ref.location == "remote"
 
     def walk(self) -> Iterator[tuple[tuple[bool, ...], TreeNode]]:
-        """Yield each node from the top, with flags for the path to it: is each node the last sibling?"""
+        """Yield each node from the top, with a flag for each node on its path: is it the last sibling?"""
         waiting: list[tuple[tuple[bool, ...], TreeNode]] = [((), self)]
         while waiting:
             way, node = waiting.pop()
@@ -162,7 +162,7 @@ class SessionDirectory:
         dry_run: bool = False,
         page_size: int = 200,
     ) -> Iterator[PruneSummary]:
-        """Drop all but the newest ``keep`` checkpoints of each session; yield the totals after each session.
+        """Delete all but the newest ``keep`` checkpoints of each session; yield the totals after each one.
 
         With ``before``, only checkpoints made before that time are deleted. Runs one transaction per session,
         under its lock; safe to stop and to repeat. The current state, messages and graphs are kept. A

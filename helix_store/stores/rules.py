@@ -22,7 +22,7 @@ def calls_of(state: SessionState) -> ToolCalls:
 
 
 def other_root(state: SessionState) -> str | None:
-    """Return the root of the session's tree, which records the owners of calls; ``None`` for a root."""
+    """Return the root of the session's tree, which records the owners of calls; ``None`` for the root."""
     return None if state.root_session_id == state.session_id else state.root_session_id
 
 

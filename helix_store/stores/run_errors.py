@@ -16,7 +16,8 @@ _LEFT_OUT: Final = "[…]"
 def described_error(error: BaseException) -> dict[str, Any]:
     """Return an exception's type and, unless the settings omit them, its shortened message and traceback.
 
-    Of a message, the beginning is kept. The end of a traceback is kept, where the exception was raised.
+    Of a message, the beginning is kept. The end of a traceback is kept, because it shows where the exception
+    was raised.
     """
     described: dict[str, Any] = {"type": type(error).__name__}
     if conf.run_error_details():

@@ -21,8 +21,8 @@ from helix_store.usage.store import UsageStoreBase
 class Spending:
     """The usage entries of one turn, and its hold in the budgets of the session.
 
-    Any thread may add entries; recording an entry twice has no effect. What a step records in a transaction
-    of the caller is kept until that transaction commits, and recorded again if it is rolled back.
+    Any thread may add entries; recording an entry twice has no effect. Entries recorded in a transaction of
+    the caller are kept until it commits, and recorded again if it is rolled back.
     """
 
     def __init__(self, parts: Parts, usage: UsageStore | None) -> None:

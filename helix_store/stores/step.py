@@ -120,7 +120,7 @@ class Step(BothContexts):
     def state(self) -> SessionState:
         """The loaded state, which you change in place; after the step, the committed state with its version.
 
-        Its ``updated_at`` stays at the loaded time: a commit does not return the time at which it was stored.
+        Its ``updated_at`` is that of the loaded state: a commit does not return the time of storage.
         """
         if self._state is None:
             raise ConflictError("The step has not begun; enter it with `with` or `async with`.")

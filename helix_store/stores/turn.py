@@ -241,7 +241,7 @@ class Turn(BothContexts):
         store, session_id, token = self.session.store, self.session.id, self.fencing_token
         standing = rules.standing_of(state)
         if not standing.can_continue:
-            # Read under the lock: an answer may have arrived before it and found the session busy.
+            # Read under the lock: an answer may have arrived just before it and found the session busy.
             state = self.session.load()
             standing = rules.standing_of(state)
             if not standing.can_continue:

@@ -77,7 +77,7 @@ class Notifier:
             connections.close_all()
 
     def _next_batch(self) -> dict[int, int]:
-        """Return the notifications since the last batch, which is empty if there were none for a while."""
+        """Return the notifications since the last batch; it is empty if there were none for a while."""
         self._has_pending.wait(_LINGER_SECONDS)
         with self._mutex:
             batch, self._pending = self._pending, {}
@@ -179,7 +179,7 @@ class Listener:
             connections.close_all()
 
     def _listen(self) -> bool:
-        """Listen on one connection until it is silent or `stop`; return whether it received anything."""
+        """Listen on one connection until it is silent or stopped; return whether it received anything."""
         has_received = False
         with _own_connection(conf.stream_options().listening_alias(self._alias)) as connection:
             connection.execute(f'LISTEN "{channel()}"')

@@ -48,7 +48,7 @@ class ResumableReader:
 
     @property
     def position(self) -> int:
-        """The last sequence that was delivered; before the first, the position that reading started at."""
+        """The last sequence that was delivered; before that, the position at which reading started."""
         return self._after
 
     async def info(self) -> StreamInfo | None:

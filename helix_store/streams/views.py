@@ -69,7 +69,7 @@ _warn_once: Final = cache(_logger.warning)
 async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBase:
     """Return the chunks of a stream as events: ``id`` is the sequence and ``data`` the chunk.
 
-    Starts after ``Last-Event-ID`` or, without it, after ``?from=``. The last event is ``end``, ``fail``,
+    Starts after ``Last-Event-ID``, or else after ``?from=``. The last event is ``end``, ``fail``,
     ``paused`` or ``truncated``. If a response ends without a last event, the next request continues it.
 
     Responds 403 unless ``HELIX_STORE["STREAM_PERMISSION"]`` allows access, 404 for an unknown stream, 400 for

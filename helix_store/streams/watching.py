@@ -71,7 +71,7 @@ class _WatchInTransaction(Watch):
 
 @dataclass(eq=False, slots=True)
 class _Query:
-    """A query that waits for a thread. Each reader has a result, so that it can be cancelled alone."""
+    """A query that waits for a thread. Each reader has its own result, so it can be cancelled alone."""
 
     alias: str
     call: Callable[[], Any]

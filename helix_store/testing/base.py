@@ -39,9 +39,9 @@ class SuiteTests:
                 self.leave_thread()
 
         interval = sys.getswitchinterval()
-        # With Python's default interval, a call of a millisecond ends before another thread runs. Under a
-        # debugger or coverage, it is not changed: Python 3.11 refuses trace functions to threads that begin
-        # at once.
+        # With Python's default interval, a call that takes a millisecond ends before another thread runs.
+        # Under a debugger or coverage, it is not changed: Python 3.11 refuses trace functions to threads that
+        # begin at once.
         if sys.gettrace() is None:
             sys.setswitchinterval(1e-5)
         try:

@@ -30,7 +30,7 @@ _COST: Final = re.compile(r"-?\d{1,7}\.\d{12}")
 _NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 _Rule = Callable[[Any, str, Limits], object]
-"""Raises `InvalidPayload` or `LimitExceeded` for the value of a column of this name. It is not ``None``."""
+"""Raises `InvalidPayload` or `LimitExceeded` for an invalid value of this column. It is not ``None``."""
 
 _TEXTS: Final[Mapping[str, Callable[[Any, str], object]]] = {
     "title": validation.title,

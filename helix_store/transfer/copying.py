@@ -104,7 +104,7 @@ class TenantCopy:
         return sum(map(len, changes.values()))
 
     def compared(self) -> dict[str, int]:
-        """Return the number of rows of each table. Raises `IncompleteCopy` if the target has other numbers.
+        """Return the number of rows of each table. Raises `IncompleteCopy` if they differ in the target.
 
         Each unit was compared when it was copied. The counts also reveal rows that the source never had.
         """
@@ -114,7 +114,7 @@ class TenantCopy:
         return source
 
     def fingerprint(self, db: Database) -> ExportSummary:
-        """Return the counts and hash of an export of the tenant: equal for equal rows in any databases."""
+        """Return the counts and hash of an export of the tenant, which are equal if the rows are equal."""
         self.say(f"Reading {db.alias!r} to compare…")
         return write_export(DatabaseSource(db.alias, tenant=db.tenant), _Nowhere())
 

@@ -152,7 +152,7 @@ class DatabaseSource:
     def _heads_with_parts(
         self, kind: Literal["session", "stream"], heads: QuerySet[Any], *, at_once: int | None = None
     ) -> Iterator[Unit]:
-        """Yield units in the order of their ids, reading the parts of many together while they are few."""
+        """Yield units in the order of their ids, reading the parts of many at once while they are small."""
         head, parts = formats()[kind], parts_of(*tables(kind))
         order, size = ("tenant", f"{kind}_id"), at_once or _MOST_UNITS
         sizes = iter(lambda: size, 0)

@@ -159,7 +159,7 @@ def creation(db: Database, phase: str) -> Iterator[Statement]:
 
 
 class _Place(NamedTuple):
-    """Names with their schema: a writer may have temporary tables of the same names in its search path."""
+    """The names include the schema: a writer may have temporary tables of the same names in its path."""
 
     schema: str
     fences: str

@@ -32,7 +32,7 @@ ARRIVING: Final = "arriving"
 """The phase of a fence in the database to which the tenant is copied; ``target`` is its previous database."""
 
 RETURNING: Final = "returning"
-"""`ARRIVING`, in a database that the tenant had left: it already had a fence in the phase ``moved``."""
+"""Like `ARRIVING`, but the tenant had left this database: it already had a fence in the phase ``moved``."""
 
 _LOCK_TIMEOUT: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', '2s', true)")
 
@@ -72,7 +72,7 @@ def put_up(db: Database, target: str, phase: str) -> None:
 def take_down(db: Database) -> None:
     """Let writers through, and remove the fence of the tenant. Safe to repeat.
 
-    Raises `StoreBusy` if a writer takes too long. Readers cause no delay.
+    Raises `StoreBusy` if a writer takes too long. It does not wait for readers.
     """
     if not db.is_postgresql:
         db.transaction(

@@ -235,7 +235,7 @@ class _Importer:
 
 @dataclass(eq=False)
 class _Rows:
-    """The rows of a unit, inserted in batches, and the keys of the checkpoints that others refer to."""
+    """The rows of a unit, inserted in batches, and the keys of the checkpoints that other rows name."""
 
     db: Database
     unit: Unit
@@ -298,7 +298,7 @@ class _Rows:
         self._characters = 0
 
     def _without_kept(self) -> list[dict[str, Any]]:
-        """Return the usage entries to insert. The session takes back entries that its deletion had kept."""
+        """Return the usage entries to insert. The session takes back entries kept at its deletion."""
         key = self.key
         if key is None:
             return self._waiting

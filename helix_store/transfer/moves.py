@@ -69,7 +69,7 @@ class MoveSummary(Serializable):
 def find_move(tenant: str) -> Fence | None:
     """Return a tenant's move that has begun and has not ended, from the database that has its fence.
 
-    An unavailable database does not hide a move in progress between others.
+    An unavailable database does not hide a move between other databases.
     """
     found: list[Fence] = []
     failure: StoreUnavailable | None = None

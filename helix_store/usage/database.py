@@ -279,7 +279,7 @@ def _sum(row: tuple[Any, ...]) -> UsageSum:
 
 
 def _columns_of(entry: UsageEntry) -> dict[str, Any]:
-    """Return the columns of an entry, without nulls and `SESSION_COLUMNS`; the reverse of `_entry`."""
+    """Return the columns of an entry, without nulls or `SESSION_COLUMNS`; the reverse of `_entry`."""
     columns = {column: getattr(entry, field) for column, field in _FIELDS.items()}
     columns |= {
         "kind": entry.kind.value,

@@ -33,7 +33,7 @@ MAX_AMOUNT: Final = 1e300
 """The largest custom amount: the sum of a hundred million such amounts is still a finite float."""
 
 MAX_EXACT_AMOUNT: Final = 2**53
-"""The largest whole custom amount: amounts are stored and summed as floats, which are exact up to it."""
+"""The largest whole custom amount: amounts are stored and summed as floats, which are exact up to here."""
 
 
 def checked_entry(entry: UsageEntry | AnyUsageEntry, path: str = "") -> UsageEntry:

@@ -145,7 +145,7 @@ def bucket_start(time: datetime, bucket: UsageTimeBucket) -> datetime:
 
 
 def time_series(sums: Iterable[UsageBucket]) -> list[UsageBucket]:
-    """Return a bucket for each start and group, in this order; a bucket without a group comes first."""
+    """Return a bucket for each start and group, in this order, with the one without a group first."""
     merged: dict[tuple[datetime, bool, str], UsageBucket] = {}
     for part in sums:
         key = (part.start, part.group is not None, part.group or "")

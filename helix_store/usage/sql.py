@@ -31,7 +31,7 @@ _COLUMN_TYPES: Final = {
     for field in UsageRow._meta.concrete_fields
     if not (field.primary_key or field.attname == "tree_id")
 }
-"""PostgreSQL's type of each column: parameters of a prepared statement have types before they have values."""
+"""PostgreSQL's type of each column: prepared parameters have types before they have values."""
 
 COLUMNS: Final = tuple(_COLUMN_TYPES)
 SESSION_COLUMNS: Final = {

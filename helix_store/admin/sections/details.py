@@ -82,7 +82,7 @@ class Details(Section):
 
 
 def _outcome(envelope: Any) -> Any:
-    """Return the state's fields that are not session columns. Other shapes may hide a tracing context."""
+    """Return the state's fields that are not session columns. Others may hide a tracing context."""
     if not isinstance(envelope, dict):
         return hide_secrets(envelope)
     return {name: envelope[name] for name in _IN_ENVELOPE_ONLY if name in envelope}

@@ -211,7 +211,7 @@ def _demands(view: SessionView, key: str, entry: dict[str, Any], people: _People
 
 
 def _editable_text(entry: dict[str, Any]) -> str:
-    """Return the input to edit, with invisible characters escaped, or an empty text if it is not editable."""
+    """Return the input to edit, with invisible characters escaped; empty if it is not editable."""
     if entry.get("editable") is not True:
         return ""
     value = entry.get("input")

@@ -80,7 +80,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
         return [self._checkpoint(each) for each in documents if each.get("workflow_name") == workflow_name]
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[CheckpointID]:
-        """Return the ids of the checkpoints of a workflow. One query, which reads no checkpoints."""
+        """Return the ids of a workflow's checkpoints. One query, which reads no checkpoints."""
         return [checkpoint_id for checkpoint_id, _ in await self._of(workflow_name)]
 
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
@@ -109,7 +109,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
         return None if document is None else self._checkpoint(document)
 
     async def _of(self, workflow_name: str) -> list[tuple[CheckpointID, datetime]]:
-        """Return the ids and times of the checkpoints of a workflow."""
+        """Return the ids and times of a workflow's checkpoints."""
         items = await self._storage.log(self.session_id, _HEADS).atail()
         heads = [(str(item.key), document_of(item.payload)) for item in items]
         return [

@@ -82,7 +82,7 @@ def usage_of(
 def record_largest(session: LockedSession, usage: list[UsageEntry]) -> None:
     """Record the responses in the ledger, each once, with the largest usage among its entries.
 
-    The entries of a response may arrive in several batches. Entries of another session in the ledger stay.
+    The entries of a response may arrive in several batches. Entries of other sessions do not change.
     """
     if not usage:
         return

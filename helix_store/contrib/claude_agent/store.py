@@ -79,7 +79,7 @@ class DjangoSessionStore(SessionStore):
         return cast("list[SessionStoreEntry]", entries) or None
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """Return a project's sessions with a main transcript, by its last write. One query."""
+        """Return a project's sessions that have a main transcript, with its last write time. One query."""
         rows = await self._listed(project_key, "claude_session_id", "mtime_ms")
         return [{"session_id": session_id, "mtime": mtime} for session_id, mtime in rows]
 

@@ -265,7 +265,7 @@ class DjangoSessionService(BaseSessionService):
         return sorted(found, key=lambda each: (each.last_update_time, each.user_id, each.id))
 
     def _pages(self, app_name: str, user_id: str | None) -> Any:
-        """Yield the id, user, lane and document of the sessions of an app, in statements of one page each."""
+        """Yield the id, user, lane and document of an app's sessions, in statements of one page each."""
         parameters: dict[str, Any] = {
             "tenant": self._storage.tenant,
             "agent_type": self._storage.agent_type,

@@ -165,7 +165,7 @@ def encoded_writes(
     *,
     limit: int,
 ) -> dict[str, Any]:
-    """Return the columns of the writes of a task, for `sql.PUT_WRITES`."""
+    """Return the columns of a task's writes, for `sql.PUT_WRITES`."""
     # Two interrupts may have the same position. Only the later one is written, because a statement can write
     # a row only once.
     at_position = {

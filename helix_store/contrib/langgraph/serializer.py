@@ -57,7 +57,7 @@ def read_from(thread_id: str, checkpoint_id: str, read: Callable[[], T]) -> T:
         raise
     except Exception as exc:  # noqa: BLE001
         reason = str(exc) if isinstance(exc, IntegrityFault) else type(exc).__name__
-    # Raised here, because the error of a decoder may hold the whole value and would become the context.
+    # Raised here, because a decoder's error may contain the whole value and would become the context.
     raise IntegrityFault(
         f"The LangGraph checkpoint {shown_id(checkpoint_id)} of the thread {shown_id(thread_id)} cannot be "
         f"read ({reason}); other checkpoints are not affected."

@@ -230,7 +230,7 @@ _LINK: Final = "checkpoint_id, parent_id, versions, type, body"
 
 
 def _chain(parent: str) -> str:
-    # SQLite reads the whole table for a Bloom filter, unless the child has all columns that find its parent.
+    # SQLite reads the whole table for a Bloom filter unless the child has all columns that find its parent.
     parents = ", ".join(f"p.{name}" for name in _LINK.split(", "))
     return f"""
         WITH RECURSIVE chain (depth, session_id, namespace, {_LINK}) AS (

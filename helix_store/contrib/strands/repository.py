@@ -261,7 +261,7 @@ def _built(kind: type[Built], document: Document) -> Built:
 
 
 def _messages(agent_id: str) -> str:
-    """Return the lane of the messages of an agent."""
+    """Return the lane for the messages of an agent."""
     return lane_name(f"messages/{item_key(agent_id, 'agent_id')}", "agent_id")
 
 

@@ -46,7 +46,7 @@ class MessageCalls(StoreCalls):
     ) -> MessagePage:
         """Return a page of the history; ``limit=None`` reads to the end.
 
-        With ``order="desc"`` the newest message comes first and ``offset`` counts from the end. If thinking
+        With ``order="desc"``, the newest message comes first and ``offset`` counts from the end. If thinking
         is not included, the returned messages omit the key ``thinking`` and content parts of type thinking or
         reasoning. Raises `SessionNotFound`.
         """
@@ -106,9 +106,9 @@ class MessageCalls(StoreCalls):
 
         One transaction under the session's lock, which does not change the history, the state or the version.
         The post is due at ``not_before`` (an aware datetime or epoch milliseconds), or at once. With a
-        ``key`` a repeat returns the first post; another message, author or time under the key raises
-        `IdempotencyConflict`. Raises `SessionEnded` for a session that has ended, and `LimitExceeded` if
-        ``max_waiting_posts`` are already waiting.
+        ``key``, a repeat returns the first post; a different message, author or time under the same key
+        raises `IdempotencyConflict`. Raises `SessionEnded` for a session that has ended, and `LimitExceeded`
+        if ``max_waiting_posts`` are already waiting.
         """
         validation.identifier(session_id, "session_id")
         limits = self.limits

@@ -52,9 +52,8 @@ class SessionCalls(StoreCalls):
         """Create a session at version 1, with a new id unless one is given.
 
         Runs in one transaction and locks the parent's row, so that it cannot be deleted in the meantime.
-        Raises `SessionExists` if the id exists, and never overwrites that session, and `SessionNotFound` if
-        the parent is unknown. ``expires_at`` is epoch milliseconds. Without an id, a repeat creates another
-        session.
+        Raises `SessionExists` if the id exists, and then changes nothing; raises `SessionNotFound` if the parent
+        is unknown. ``expires_at`` is epoch milliseconds. Without an id, a repeat creates a second session.
         """
         chosen_id = new_id() if session_id is None else validation.identifier(session_id, "session_id")
         state = SessionState(

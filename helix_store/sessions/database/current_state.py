@@ -48,7 +48,8 @@ def write_current(
 ) -> dict[str, object]:
     """Store a state that no checkpoint records, and return the head columns that point to it.
 
-    A checkpoint is never overwritten. A row of kind ``state`` is, so it must not be the base of a delta.
+    A checkpoint is never overwritten. A row of kind ``state`` is overwritten, so it must not be the base of a
+    delta.
     """
     rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
     columns = {

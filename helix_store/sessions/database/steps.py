@@ -175,7 +175,7 @@ class DatabaseSteps(DatabaseOperations):
         try:
             encoded = request.promote_rows(staged)
         except HelixStoreError:
-            # A change is gone or cannot be applied. First check whether the session is gone or stale.
+            # A change was deleted or cannot be applied. First check whether the session is gone or stale.
             return None
         return self._try(request, call, encoded, staged)[0]
 

@@ -35,7 +35,7 @@ def tree_keys(db: Database, session_id: str) -> list[int]:
 
 
 def forest_keys(db: Database, tops: Sequence[int]) -> dict[int, set[int]]:
-    """Return `tree_keys` of many sessions by key, in their order, without unknown ones. One query."""
+    """Return the `tree_keys` of many sessions by key, in order, without unknown ones. One query."""
     found: dict[int, set[int]] = defaultdict(set)
     for top, key in db.read(FOREST_KEYS, {"tenant": db.tenant, "keys": list_parameter(db, tops)}):
         found[top].add(key)

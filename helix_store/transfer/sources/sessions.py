@@ -129,7 +129,7 @@ class ForeignSession:
 
 
 def session_of(cls: type[S], kind: str, source_id: str) -> S:
-    """Return a session of a framework, with the id from `session_id_for` here, if it can have one."""
+    """Return a session of a framework with the id that `session_id_for` returns, if it can have one."""
     try:
         return cls(kind, source_id, session_id_for(source_id))
     except HelixStoreError:

@@ -77,7 +77,7 @@ class ZiroSource(ForeignSource):
 
 
 def _document(text: str) -> Any:
-    """Return the value of a document of the database. Raises `InvalidPayload` if Python cannot read it."""
+    """Return the value of a JSON document. Raises `InvalidPayload` if Python cannot read it."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -10,7 +10,7 @@ from helix_store.migrations._operations import WholeMigration
 
 def create_extension(apps: Any, schema_editor: Any) -> None:
     if schema_editor.connection.vendor == "postgresql":
-        # Only a superuser may create it, so it may have been created before.
+        # Only a superuser may create it, so it may already exist.
         with schema_editor.connection.cursor() as cursor:
             cursor.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'")
             if cursor.fetchone() is None:
