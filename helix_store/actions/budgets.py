@@ -39,7 +39,7 @@ class LimitForm(forms.Form):
 
     scope = forms.ChoiceField(label=_("Caps"), choices=list(SCOPES.items()))
     value = forms.CharField(
-        label=_("Id of the root session, user id or agent type; empty for each user or agent type by itself"),
+        label=_("Id of the root session, user id or agent type; leave it empty for each user or agent type"),
         max_length=_LONGEST,
         required=False,
         strip=False,

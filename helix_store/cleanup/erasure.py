@@ -227,7 +227,7 @@ class Erasure:
         except MissingProvider as exc:
             self._leave(db, session_id, f"no workspace provider {exc.provider} is configured", errors=1)
         except Exception:
-            self._leave(db, session_id, "an error, which the log of helix_store.cleanup has", errors=1)
+            self._leave(db, session_id, "an error; see the log of helix_store.cleanup", errors=1)
             logger.exception("Session %r could not be erased.", session_id)
         else:
             was_there = bool(erased["deleted"])

@@ -54,7 +54,7 @@ class UsageEntry(models.Model):
     source_name = IdentifierField()
     sub_session_id = IdentifierField(null=True, blank=True)
     custom_unit = IdentifierField(null=True, blank=True)
-    # The root of the deleted session's tree, which its budget still counts; null while the session exists.
+    # The root of the deleted session's tree, whose budget still counts it; null while the session exists.
     tree_id = IdentifierField(null=True, blank=True, editable=False)
 
     class Meta:

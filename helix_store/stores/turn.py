@@ -180,7 +180,7 @@ class Turn(BothContexts):
 
     def _spend(self, kind: UsageKind, **own: Any) -> None:
         if self.run is None or self._has_left:
-            raise ConflictError("The turn has no run; record usage between its begin and its end.")
+            raise ConflictError("The turn has no run; record usage between its start and its end.")
         self._spending.add(self.run, self.state, kind, **own)
 
     def receive(self) -> list[Message]:

@@ -155,7 +155,7 @@ class ExportFile:
             self._number += 1
             if len(line) > longest:
                 self._drop_unit()
-                self._problem(f"the line has more than {longest:,} bytes; what follows was not read")
+                self._problem(f"the line has more than {longest:,} bytes; the rest was not read")
                 return
             if has_ended:
                 self._problem("there is more after the trailer")
@@ -201,7 +201,7 @@ class ExportFile:
         head = _record(line) or {}
         tenant, name = ("" if column is None else head.get(column) for column in self._layouts[kind].identity)
         if not isinstance(tenant, str) or not isinstance(name, str):
-            self._problem(f"it has not what names a {kind.replace('_', ' ')}")
+            self._problem(f"it lacks the columns that name a {kind.replace('_', ' ')}")
             self._is_skipping = True
             return
         self._unit = _OpenUnit(kind, tenant, name, line=self._number)
@@ -211,10 +211,10 @@ class ExportFile:
         unit = self._unit
         if unit is None:
             if not self._is_skipping:
-                self._problem("the record belongs to nothing: lines before it are missing")
+                self._problem("the record belongs to no unit: lines before it are missing")
                 self._is_skipping = True
         elif name not in self._layouts[unit.kind].records:
-            self._problem(f"the line is {_kind_of(name)}, in the {unit}; nothing of it is imported")
+            self._problem(f"the line is {_kind_of(name)}, in the {unit}; no part of it is imported")
             self._drop_unit()
         else:
             unit.add(name, line)
@@ -223,14 +223,14 @@ class ExportFile:
         unit = self._unit
         if unit is None:
             if not self._is_skipping:
-                self._problem("the end belongs to nothing: lines before it are missing")
+                self._problem("the end belongs to no unit: lines before it are missing")
             self._is_skipping = False
             return
         end = _record(line) or {}
         if end.get("of") != unit.kind or end.get("counts") != unit.counts:
-            self._problem(f"the {unit}, from line {unit.line}, has not the records that its end counts")
+            self._problem(f"the {unit}, from line {unit.line}, does not have the records that its end counts")
         elif end.get("sha256") != unit.digest.hexdigest():
-            self._problem(f"the {unit}, from line {unit.line}, is not what was exported: its sha256 differs")
+            self._problem(f"the {unit}, from line {unit.line}, differs from the export by its sha256")
         else:
             self.counts.update(unit.counts)
             yield unit.checked()
@@ -248,9 +248,9 @@ class ExportFile:
     def _check_trailer(self, line: bytes) -> None:
         trailer = _record(line) or {}
         if trailer.get("counts") != dict(self.counts) or trailer.get("failed") != self._failed:
-            self._problem("the file has not the records that the trailer counts")
+            self._problem("the file does not have the records that the trailer counts")
         elif trailer.get("sha256") != self._whole.hexdigest():
-            self._problem("the file is not what was exported: its sha256 differs from the trailer's")
+            self._problem("the file differs from the export: its sha256 is not that of the trailer")
         else:
             self.is_complete = True
 
@@ -298,7 +298,7 @@ class _OpenUnit:
         for line in self.spool.lines():
             record = _record(line)
             if record is None or record.get("record") != _name_of(line):
-                raise InvalidPayload(path="", reason="the line is not an object of JSON with different names")
+                raise InvalidPayload(path="", reason="the line is not a JSON object with distinct names")
             yield record
 
 

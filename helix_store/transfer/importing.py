@@ -198,7 +198,9 @@ class _Importer:
             merged = self._transact(partial(self._merge_batch, unit, batch))
             added, differing = added + merged[0], differing + merged[1]
         if differing:
-            self._problem(unit, f"have {differing} rows that are stored already, and differ; they stay")
+            self._problem(
+                unit, f"have {differing} rows that are stored already, and differ; they stay as they are"
+            )
         return Counter({unit.name: added} if added else {})
 
     def _merge_batch(self, unit: Unit, batch: Sequence[Record]) -> tuple[int, int]:

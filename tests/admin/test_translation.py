@@ -55,7 +55,7 @@ def test_every_marked_text_has_a_german_one() -> None:
         german = gettext.GNUTranslations(file)
     known = {key if isinstance(key, str) else key[0] for key in german._catalog}  # type: ignore[attr-defined]
     marked = _marked_texts()
-    assert {"Needs a person", "%(count)d minute ago", "Charts and CSV", "Figures of the days"} <= marked
+    assert {"Needs a person", "%(count)d minute ago", "Charts and CSV", "Daily figures"} <= marked
     assert sorted(marked - known) == []
 
 

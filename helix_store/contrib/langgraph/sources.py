@@ -81,8 +81,8 @@ class ThreadSource(ForeignSource):
 
     @abstractmethod
     def _value_rows(self, thread_id: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the channel, namespace, version, type and bytes of each value, by the first three of them in
-        the order of an export.
+        """Yield the channel, namespace, version, type and bytes of each value, ordered by the first three as
+        in an export.
         """
 
     @abstractmethod

@@ -52,8 +52,8 @@ class SessionCalls(StoreCalls):
         """Create a session at version 1, with a new id unless one is given.
 
         Runs in one transaction and locks the parent's row, so that it cannot be deleted in the meantime.
-        Raises `SessionExists` if the id exists, and then changes nothing; raises `SessionNotFound` if the parent
-        is unknown. ``expires_at`` is epoch milliseconds. Without an id, a repeat creates a second session.
+        Raises `SessionExists` if the id exists, in which case nothing changes, and `SessionNotFound` if the
+        parent is unknown. ``expires_at`` is epoch milliseconds. Without an id, a repeat creates a second one.
         """
         chosen_id = new_id() if session_id is None else validation.identifier(session_id, "session_id")
         state = SessionState(

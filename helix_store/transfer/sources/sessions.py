@@ -177,4 +177,4 @@ def moment(milliseconds: Any, path: str) -> datetime:
     try:
         return milliseconds_to_datetime(milliseconds)
     except (OverflowError, TypeError):
-        raise InvalidPayload(path=path, reason="it is no time between the years 1 and 9999") from None
+        raise InvalidPayload(path=path, reason="it is not a time between the years 1 and 9999") from None

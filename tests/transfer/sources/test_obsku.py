@@ -168,7 +168,7 @@ MESSAGE_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"tool_results": '{"__type": "Map", "value": [[1]]}'}, "a Map needs an array of pairs"),
     ({"tool_results": '{"__type": "Set", "value": {}}'}, "a Set needs an array"),
     ({"role": "developer"}, "/role: expected one of user"),
-    ({"created_at": 2**62}, "/created_at: it is no time"),
+    ({"created_at": 2**62}, "/created_at: it is not a time"),
     ({"tokens_in": -1}, "/tokens_in: expected a whole number"),
     ({"content": "x" * 1_100_000}, "max_message_bytes is 1048576"),
 ]
