@@ -150,7 +150,7 @@ class Answer(SessionAction):
         },
         "--reason": {"help": "The reason of an approval or a rejection."},
         "--as": {"dest": "user", "metavar": "USER", "help": "The name of the Django user who answers."},
-        "--actor": {"help": "Who answers, if not a Django user: a text that is stored with the answer."},
+        "--actor": {"help": "Who answers, if not a Django user: a string that is stored with the answer."},
         "--digest": {"help": "Answer only the call with this digest."},
         "--input": {"metavar": "JSON", "help": "Approve an editable call with this input instead."},
     }

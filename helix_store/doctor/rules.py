@@ -77,7 +77,7 @@ _ALL: Final = (
         "unreadable-columns",
         _ERROR,
         "JSON columns of a session's head cannot be read: tags, metadata, tool calls or a suspension.",
-        "Correct the column with SQL; NULL stands for an empty one, and [] and {} for tags and metadata.",
+        "Correct the column with SQL; NULL means an empty value; for tags and metadata, use [] and {}.",
     ),
     Rule(
         "unreadable-typed-values",
@@ -175,7 +175,7 @@ _ALL: Final = (
     Rule(
         "operation-misfit",
         _ERROR,
-        "A recorded operation names another checkpoint than the one with its version.",
+        "A recorded operation names a checkpoint other than the one with its version.",
         "Delete the operation with SQL once no client will repeat its step.",
     ),
     # Runs, calls and trees
@@ -208,7 +208,7 @@ _ALL: Final = (
     Rule(
         "root-of-another-tree",
         _WARNING,
-        "A session names another root than its parent: its tool calls are looked up in the wrong tree.",
+        "The root of a session differs from that of its parent: its tool calls are looked up in the wrong tree.",
         "Save the state with the root_session_id of its parent, or with its own id if it has no parent.",
     ),
     Rule(
