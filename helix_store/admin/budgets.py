@@ -1,4 +1,4 @@
-"""The admin of budgets: bars for what is spent and held, and the spenders of a budget per user or type."""
+"""The admin of budgets: bars for the amounts spent and held, and a budget's spenders by user or type."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def erase(
     through their providers, and deletes the tree with its streams, locks and usage. It also deletes the
     branches of its sessions (they copy the history), usage that outlived a session, and the data about the
     erased sessions that other sessions hold: sub-session refs and the ids in their usage. All usage entries
-    of a user are deleted, wherever they are. A user's posts in the sessions of others lose their author, and
-    waiting ones are withdrawn. Erasing a tenant also deletes the rows that other apps keep for it. Erasure is
-    safe to repeat and to interrupt; a repeat continues.
+    of a user are deleted, wherever they are. Posts by the user in the sessions of others lose their author,
+    and waiting ones are withdrawn. Erasing a tenant also deletes the rows that other apps keep for it.
+    Erasure is safe to repeat and to interrupt; a repeat continues.
 
     Unless ``force`` is set, a tree with a live lock, a running run or a stream with a live writer is skipped.
     A tree whose snapshots cannot be deleted is skipped and logged, unless ``leave_snapshots`` keeps them.
@@ -183,7 +183,7 @@ class Erasure:
         return any(db.query(rows.filter(tenant=db.tenant).exists) for rows in found)
 
     def _session_pages(self, db: Database) -> Iterator[dict[int, str]]:
-        """Yield the ids of the sessions to erase, by key. Key order avoids meeting a session twice."""
+        """Yield the ids of the sessions to erase, by key. Key order avoids reading a session twice."""
         sessions = Session.objects.using(db.alias).filter(tenant=db.tenant)
         if self._user_id is not None:
             sessions = sessions.filter(user_id=self._user_id)

@@ -46,4 +46,4 @@ class IndexSessionSearch(Operation):
         schema_editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {INDEX_NAME}")
 
     def describe(self) -> str:
-        return "Index the words of sessions for the search of the admin"
+        return "Index the words of sessions for the search in the admin"

@@ -138,13 +138,13 @@ _ALL: Final = (
         "state-unneeded",
         _ERROR,
         "A session keeps a state between checkpoints that it does not point at: its next save fails.",
-        "Run it with --fix. A state that is newer than the current one stays: decide which is right.",
+        "Run it with --fix. A state that is newer than the current one is kept: decide which of them is right.",
         "delete the state that is older than the current one",
     ),
     Rule(
         "base-missing",
         _ERROR,
-        "A state is stored as a delta, and the full payload that it builds on is gone.",
+        "A state is stored as a delta, and the full payload that it builds on no longer exists.",
         _DELETE_OR_RESTORE,
     ),
     Rule(
@@ -208,7 +208,7 @@ _ALL: Final = (
     Rule(
         "root-of-another-tree",
         _WARNING,
-        "The root of a session differs from that of its parent: its tool calls are looked up in the wrong tree.",
+        "A session has a different root from its parent: its tool calls are looked up in the wrong tree.",
         "Save the state with the root_session_id of its parent, or with its own id if it has no parent.",
     ),
     Rule(

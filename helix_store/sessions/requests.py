@@ -158,8 +158,8 @@ class StepWrite:
     ``staged`` holds the step's own staged changes and ``uses`` the approvals that it uses, both by tool call
     id; ``staged_rows`` are the rows of these changes, if all of them are known. ``after`` is called once the
     step is written, unless an earlier step with the same operation id was found; ``record`` is called last in
-    either case, and records what the step spent. With a ``reception``, the commit receives due posts, if the
-    store supports posts.
+    either case, and records the usage of the step. With a ``reception``, the commit receives due posts, if
+    the store supports posts.
     """
 
     session_id: str

@@ -83,7 +83,7 @@ class DatabaseSource:
         return next(self._heads_with_parts(kind, heads, at_once=1), None)
 
     def units_of(self, table: Table, chosen: Q) -> Iterator[Unit]:
-        """Yield the units with these rows of a table that names the tenant; of usage, only kept entries."""
+        """Yield the units with these rows of a table that names the tenant; for usage, only kept entries."""
         rows = self._rows(table.model).filter(chosen)
         if table.model is Session:
             yield from self._heads_with_parts("session", rows)

@@ -109,7 +109,7 @@ class DjangoStore(OpenedByHabit, BaseStore):
         """Delete all items of a namespace and of those under it, and return their number.
 
         Each transaction deletes a thousand items; safe to repeat. Items that are put during the call may
-        stay. Raises `InvalidPayload` without labels, and ``InvalidNamespaceError`` for labels that no item
+        remain. Raises `InvalidPayload` without labels, and ``InvalidNamespaceError`` for labels that no item
         can have.
         """
         if isinstance(prefix, str):

@@ -36,7 +36,7 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
     for tenant, names in sorted(families.items()):
         chosen = {"tenant": tenant, "families": list_parameter(db, names)}
         db.execute(_LOCK_FAMILIES, chosen)
-        # These are separate statements, so that they see what was committed while the lock was awaited.
+        # These are separate statements, so that they see the commits for which the lock was awaited.
         entries += len(db.execute(_DELETE_UNREACHED, {**chosen, "keys": keys}))
         emptied += len(db.execute(_DELETE_FAMILIES, {**chosen, "keys": keys}))
     return {ConversationEntry: entries, ConversationFamily: emptied}

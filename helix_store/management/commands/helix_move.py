@@ -15,7 +15,7 @@ _NEXT: Final = {
     "fenced": "Writers are refused. Run it again to continue, or with --abort to return.",
     "copied": "Change the project's router so that it places the tenant in {target!r}. Then run --finish.",
     "deleting": "Run --finish again to delete the rest.",
-    "moved": "Run --release when no process uses the router's old answer.",
+    "moved": "Run --release once no process uses the router's old answer.",
     "aborting": "Run --abort again to delete the rest of the copy.",
     "none": "The tenant is in one database.",
 }

@@ -64,7 +64,7 @@ class Command(StoreCommand):
         parser.add_argument(
             "--budgets",
             action="store_true",
-            help="List the budgets with what is spent, held and left now, instead of the usage.",
+            help="List the budgets with the amounts spent, held and left now, instead of the usage.",
         )
         parser.add_argument("--csv", action="store_true", help="Write CSV, with exact costs.")
 

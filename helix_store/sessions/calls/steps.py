@@ -242,8 +242,8 @@ class StepCalls(StoreCalls):
     def _commit_step(self, step: StepWrite) -> CommittedStep:
         """Commit a step, also on behalf of a handle, without the handle's calls.
 
-        A handle passes what it staged and the approvals that it uses, which it has read at the expected
-        version. Raises `ConflictError` if any of these changes no longer exists.
+        A handle passes the changes that it staged and the approvals that it uses, which it has read at the
+        expected version. Raises `ConflictError` if any of these changes no longer exists.
         """
         info, state = step.info, step.state
         validation.arguments(

@@ -61,7 +61,7 @@ EXACT: dict[str, Any] = {
     "minus zero": [-0.0, 0.0, 0],
     "floats that stay floats": [1.0, 1e16, 1e23, 1.797e308, 5e-324, -1e22, 0.1],
     "integers that stay integers": [1, 2**53 + 1, 2**63, -(2**63) - 1, 10**40, 10**1000 - 1],
-    "booleans that are no numbers": [True, 1, 1.0, False, 0, None],
+    "booleans are not numbers": [True, 1, 1.0, False, 0, None],
     "key order": {"z": 1, "a": {"10": 1, "9": 2, "b": 3, "A": 4}, "": 0},
     "names that other software trips over": {
         "__proto__": 1,
