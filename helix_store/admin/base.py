@@ -159,7 +159,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return self.row_page(request, row, {**self.page_context(request, row), **(extra_context or {})})
 
     def row_page(self, request: HttpRequest, row: Any, context: Mapping[str, Any]) -> HttpResponse:
-        """Return the page of a row, made with ``page_template``."""
+        """Return the page of a row, rendered with ``page_template``."""
         of_row = {"original": row, "history_url": self.view_url(self.model, "history", row.pk)}
         return self.rendered(request, self.page_template, {**of_row, **context})
 

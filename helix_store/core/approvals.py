@@ -1,4 +1,4 @@
-"""The digest that identifies the call that a person approves, and the approved call that a worker gets."""
+"""The digest of the call that a person approves, and the approved call for the worker."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def local_day(column: str, parameter: str) -> tuple[str, str]:
     """
     return (
         f"to_char(LEAST({column} AT TIME ZONE %({parameter})s::text, timestamp '9999-12-31'), 'YYYY-MM-DD')",
-        # This function is one that Django adds to SQLite, which has no time zones.
+        # Django adds this function to SQLite, which has no time zones.
         f"""CASE WHEN {column} >= '9999-12-30' THEN '9999-12-31'
             ELSE django_datetime_cast_date({column}, %({parameter})s, 'UTC') END""",
     )

@@ -49,7 +49,7 @@ class Checkpoint(models.Model):
     message_count = models.BigIntegerField(default=0)
     stream_sequence = models.BigIntegerField(default=0)
     payload = PayloadField()
-    # It has no constraint and no index: it is only read forwards, and a row stays while a delta needs it.
+    # It has no constraint and no index: it is only followed forwards, and rows stay while deltas need them.
     base = models.ForeignKey(
         "self",
         null=True,

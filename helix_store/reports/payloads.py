@@ -129,7 +129,7 @@ def payload_of(row: Any, column: str) -> str | None:
 def json_start(value: Any, limit: float) -> tuple[str, bool]:
     """Return the first ``limit`` characters of a value as indented JSON, and whether there are more.
 
-    The rest is never serialized. Raise ``RecursionError`` if a value is nested deeper than Python's stack.
+    The rest is never serialized. Raise ``RecursionError`` if a value is nested too deeply for Python's stack.
     """
     pieces: list[str] = []
     length = 0
