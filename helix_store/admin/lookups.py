@@ -34,7 +34,7 @@ _LONGEST_SEARCH: Final = 1_000
 class OrderedChangeList(ChangeList):
     """A list that ignores any requested order, because only the order of its admin has an index.
 
-    That index begins with the tenant. The rows of several tenants are merged by the rest of the order.
+    That index begins with the tenant. The rows of several tenants are merged by the other columns.
     """
 
     model_admin: Any

@@ -19,7 +19,7 @@ from helix_store.models import Session
 from helix_store.sessions.words import HAS_INDEX, Contains
 
 NEWEST_SEARCHED: Final = 100_000
-"""The number of newest sessions in which words are searched if there is no index."""
+"""The number of newest sessions that are searched for words if there is no index."""
 
 MOST_FOUND: Final = 500
 """The maximum number of sessions that a search returns for each way of finding them."""

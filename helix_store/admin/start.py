@@ -38,10 +38,10 @@ from helix_store.usage.reports import usage_report
 
 _ROWS_SHOWN: Final = 5
 NEWEST_LOCKS: Final = 10_000
-"""The number of lock rows in which the oldest held lock is searched."""
+"""The number of lock rows that are searched for the oldest held lock."""
 
 NEWEST_RUNS: Final = 1_000
-"""The number of runs among which today's failures are searched."""
+"""The number of newest runs that are searched for today's failures."""
 
 _PATIENCE: Final = timedelta(minutes=5)
 _MOST_COUNTED: Final = 1_000

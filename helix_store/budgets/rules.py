@@ -1,4 +1,4 @@
-"""The rules of budgets. Pure Python; dollars are whole units, see `cost_units`."""
+"""The rules of budgets. Pure Python; dollars are whole units (see `cost_units`)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Spender(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """The usage of a spender on a day, written ``2026-11-20``. Dollars are whole units, see `cost_units`."""
+    """The usage of a spender on a day, written ``2026-11-20``. Dollars are whole units (see `cost_units`)."""
 
     spender: Spender
     day: str

@@ -212,7 +212,7 @@ def checked_answer(
             raise InvalidPayload(path="approved", reason="a decision comes without a result or an error")
         fields = {"approved": approved, "reason": reason}
     elif reason is not None:
-        raise InvalidPayload(path="reason", reason="a reason belongs to a decision")
+        raise InvalidPayload(path="reason", reason="only a decision takes a reason")
     elif error is None:
         fields = {"result": result}
     elif result is None:

@@ -341,7 +341,7 @@ class Turn(BothContexts):
             self._lock.refresh()
 
     def _require_active(self) -> None:
-        """Raise `ConflictError` if the session ended or waits, according to the store after a lost step."""
+        """Raise `ConflictError` unless the turn is active; after a lost step, the store decides."""
         self._follow_commits()
         if self._interrupt is None and not self.is_active:
             raise _is_over()

@@ -1,4 +1,4 @@
-"""The page of runs that wait for an approval. Texts may contain credentials, so they are not shown."""
+"""The page of runs that wait for an approval. Their text may contain credentials, so it is not shown."""
 
 from __future__ import annotations
 
