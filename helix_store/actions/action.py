@@ -94,7 +94,7 @@ class Action:
         return True
 
     def initial(self, row: Any) -> Mapping[str, Any]:
-        """Return the values that the form of the admin shows first."""
+        """Return the initial values of the form in the admin."""
         return {}
 
     def changes(self, row: Any, given: Mapping[str, Any]) -> list[Change]:

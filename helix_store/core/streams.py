@@ -94,7 +94,7 @@ class StreamInfo(Serializable):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedStreams(Serializable):
     """The number of deleted ``chunks``, the number of ``streams`` that lost some, and the number of streams
-    that were marked as failed. After a dry run, these are the numbers of a real run at the same time.
+    that were marked as failed. After a dry run, these are the numbers that a real run would have.
     """
 
     streams: int

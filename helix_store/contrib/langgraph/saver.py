@@ -162,7 +162,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
                 path="config/configurable/checkpoint_id", reason="expected the checkpoint's id"
             )
         columns = encoded_writes(self.serde, place, writes, task_id, task_path, limit=self._largest)
-        # A repeated statement could replace a value that another worker has since stored at such a position.
+        # A repeated statement could replace a value that another worker has since stored in that position.
         replaces = any(position < 0 for position in columns["positions"])
         statement = None if replaces else sql.PUT_WRITES
         self._store(place, config, statement, columns, _put_writes_locked)

@@ -52,8 +52,8 @@ _STARTS: Final = (
 
 
 def _statement(heads: str, found: Callable[[str], str]) -> Statement:
-    """Return a statement on the entries from each head to its oldest one, with their depth. ``found`` takes
-    the SQL of the start of an entry.
+    """Return a statement that walks from each head to its oldest entry and numbers the entries by depth.
+    ``found`` takes the SQL of the start of an entry.
     """
 
     def text(before: str, start: str) -> str:
