@@ -118,7 +118,7 @@ def _session_folder(session_id: str, tenant: str) -> tuple[str, ...]:
 
 
 def _name(text: str) -> str:
-    """Return a name for a string that may contain slashes and dots. Different texts have different names."""
+    """Return a name for a string that may contain slashes and dots. Names of different strings differ."""
     name = quote(text, safe=" ")
     if not name.strip("."):
         name = name.replace(".", "%2E")

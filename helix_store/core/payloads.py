@@ -111,7 +111,7 @@ def decode_optional(text: str | None) -> Any:
 def decode_all(texts: Sequence[str]) -> list[Any]:
     """Return `decode` of each text.
 
-    All texts are read as one document, because each document has a high fixed cost.
+    They are read as one document, because each document has a high fixed cost.
     """
     joined = ",".join(texts)
     if "~" not in joined or all(map(is_plain_json, texts)):
@@ -139,8 +139,8 @@ def is_plain_json(text: str) -> bool:
 
 def join_fields(start: str, texts: Mapping[str, str]) -> str:
     """Return the stored text of an object with the fields of ``start``, and further fields whose values are
-    stored texts. ``start`` is a plain JSON object with at least one field. The result may be larger and
-    deeper than what `encode` accepts, because each text was within the limits.
+    stored text. ``start`` is a plain JSON object with at least one field. The result may be larger and deeper
+    than what `encode` accepts, because each text was within the limits.
     """
     if all(map(is_plain_json, texts.values())):
         fields = "".join(f',"{name}":{text}' for name, text in texts.items())
@@ -155,7 +155,7 @@ def _in_form_for_pairs(text: str) -> str:
 
 
 def size_of(*texts: str) -> int:
-    """Return the number of bytes of all stored texts."""
+    """Return the total number of bytes of stored text."""
     size = 0
     for text in texts:
         size += len(text) if text.isascii() else len(text.encode("utf-8"))

@@ -208,7 +208,7 @@ _DATETIME: Final = re.compile(
     r"([^+]{19,26}?)(?:([+-])([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{6}))?)?)?( fold)?"
 )
 _DECIMALS: Final = Context(capitals=1)
-"""The caller's own decimal context might write a different text."""
+"""The caller's own decimal context might write it differently."""
 
 
 def _write_datetime(value: datetime) -> str:

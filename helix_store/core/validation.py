@@ -78,7 +78,7 @@ def _checked_identifier(value: Any, name: str, characters: int, size: int) -> st
 
 
 def optional_identifier(value: Any, name: str, *, empty: bool = False) -> str | None:
-    """Return an identifier or ``None``, or with `empty` an empty string."""
+    """Return an identifier, ``None`` or, if `empty` is true, an empty string."""
     if value is None or (empty and type(value) is str and not value):
         return value
     return identifier(value, name)

@@ -49,7 +49,7 @@ class Layout:
     has_colours: bool = False
 
     def coloured(self, text: str, *styles: Style | None) -> str:
-        """Return a visible text in colour, or unchanged if colours are off or there is no style."""
+        """Return visible text in colour, or unchanged if colours are off or there is no style."""
         codes = ";".join(str(_CODES[style]) for style in styles if style is not None)
         if not self.has_colours or not codes or not text:
             return text

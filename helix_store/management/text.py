@@ -32,7 +32,7 @@ def _is_shown(char: str) -> bool:
 
 
 def width_of(text: str) -> int:
-    """Return the number of cells that a visible text takes in a terminal. The result is never too small."""
+    """Return the number of cells that visible text takes in a terminal. The result is never too small."""
     if text.isascii():
         return len(text)
     return sum(map(_cells, text))

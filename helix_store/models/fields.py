@@ -102,7 +102,7 @@ class MomentField(models.DateTimeField):  # type: ignore[type-arg]  # not subscr
     def get_prep_value(self, value: Any) -> Any:
         value = super().get_prep_value(value)
         if isinstance(value, datetime) and value.tzinfo is None:
-            # A filter of the admin passes a local time.
+            # A filter in the admin passes a local time.
             return timezone.make_aware(value, timezone.get_default_timezone())
         return value
 

@@ -41,7 +41,7 @@ class Said(NamedTuple):
 class ItemConversation:
     """The conversation of an adapter that keeps its messages as items.
 
-    ``says`` reads the payload of an item, in which long texts may have been cut off. It must not raise an
+    ``says`` reads the payload of an item, in which long text may have been cut off. It must not raise an
     error; it returns ``None`` for an item that it cannot read. ``lane`` is the lane of the main conversation,
     and all other lanes of the session are its other threads; if it ends with ``/``, all lanes that begin with
     it are threads, and the first of them is the main one. ``of`` is a table with one row for each session of

@@ -204,7 +204,7 @@ def said_at_start(start: str) -> str | None:
 
 
 def message_parts(message: dict[str, Any]) -> list[str]:
-    """Return the texts, followed by the tool calls."""
+    """Return its text, followed by the tool calls."""
     return _texts_of(message.get("content")) + [
         f"→ {name}({arguments})" for name, arguments in _calls(message)
     ]

@@ -2,7 +2,7 @@
 
 An *entry* is one key of a payload with its value (RFC 8259 calls it a member). This module works on stored
 text and never compares values: Python considers ``1``, ``1.0`` and ``True`` equal, as well as ``0.0`` and
-``-0.0``, and two dicts that differ only in the order of their keys. Their texts differ.
+``-0.0``, and two dicts that differ only in the order of their keys. The text of these values differs.
 
 A delta is plain JSON, ``{"removed":[keys],"set":{entries}}``: remove the removed keys, then set each entry,
 which keeps the place of an existing key and appends any other key. A key that moved is in both.

@@ -369,7 +369,7 @@ def claimed_ownership(
 
 
 def kept_ownership(given: str | None, stored: str | None, session_id: str) -> str | None:
-    """Return the ownership column after a write of a session.
+    """Return the ownership column after a session is written.
 
     The session's entries for its own calls replace the stored ones. Entries recorded by others are kept: they
     do not change the version, so the session may not know them. A record that cannot be read is replaced.

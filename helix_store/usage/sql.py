@@ -165,7 +165,7 @@ def totals_of_sessions(most: int) -> Statement:
 
     tokens, tokens_sqlite = exact_sum("total_tokens")
     cost, cost_sqlite = exact_sum("cost_usd")
-    # It is a single text, because SQLite would read the entries again for each value.
+    # It is a single string, because SQLite would read the entries again for each value.
     sums = f"count(*) || ';' || coalesce({tokens_sqlite}, '0 0') || ';' || coalesce({cost_sqlite}, '0 0')"
     return Statement(
         f"""SELECT keys.value, sums.* FROM unnest(%(keys)s::bigint[]) AS keys(value),

@@ -52,7 +52,7 @@ class Items(Section):
         return found | self._lanes(view) if view.may_view(Item) else found
 
     def _lanes(self, view: SessionView) -> dict[str, Any]:
-        """Return the lanes, and a page of the newest items of one of them: the chosen lane or the first."""
+        """Return the lanes, and a page of the newest items of the chosen lane, by default the first."""
         rows = view.rows(Item)
         lanes = list(rows.values_list("lane").annotate(number=Count("pk")).order_by("lane")[: _LANES + 1])
         if not lanes:

@@ -77,7 +77,7 @@ class RunStateStore:
     ) -> str:
         """Store a waiting run, and return its id, by default a new one. If ``owner`` is set, only this user
         may claim it, and nobody can after ``deadline``. The first run creates the session. A repeat is safe;
-        the same id with another text raises `ConflictError`. Raises `InvalidPayload`, for example for a text
+        the same id with another text raises `ConflictError`. Raises `InvalidPayload`, for example for text
         that is not a JSON object and could not be resumed, and `LimitExceeded` beyond ``max_state_bytes``.
         """
         text = state if isinstance(state, str) else _written(state)
@@ -112,7 +112,7 @@ class RunStateStore:
         return None
 
     def waiting(self, session_id: str, *, limit: int = 50) -> list[StoredRunState]:
-        """List the waiting runs of a session, oldest first, at most 200, without their texts. One query."""
+        """List the waiting runs of a session, oldest first, at most 200, without their text. One query."""
         parameters = self._names(session_id, "") | {"limit": validation.page_limit(limit, maximum=_LISTED)}
         return [_stored(session_id, row) for row in self._sessions.db.read(sql.WAITING, parameters)]
 
