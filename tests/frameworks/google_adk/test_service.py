@@ -26,7 +26,7 @@ from google.genai import types
 from helix_store import DatabaseStateStore, DatabaseUsageStore
 from helix_store.cleanup import erase
 from helix_store.contrib.google_adk import DjangoSessionService
-from helix_store.exceptions import FencedOutError, IntegrityFault
+from helix_store.exceptions import FencedOutError, IntegrityFault, LimitExceeded
 from helix_store.models import Item, UsageEntry
 from helix_store.models import Session as StoredSession
 from helix_store.stores import DatabaseLockManager
@@ -126,6 +126,33 @@ def test_reads_take_one_statement_and_an_event_takes_five(sqlite_db: CommittedDa
         sent = [each["sql"] for each in captured.captured_queries]
         counts.append(len([each for each in sent if not each.startswith(("BEGIN", "COMMIT"))]))
     assert counts == [5, 1, 2, 1]
+
+
+def test_the_state_of_the_user_and_the_app_needs_no_savepoints(sqlite_db: CommittedDatabase) -> None:
+    service = service_of(sqlite_db)
+    state = {"app:a": 1, "user:u": 1, "s": 1}
+    run(service.create_session(**NAMED, state=state))
+    with CaptureQueriesContext(sqlite_db.connection) as captured:
+        async_to_sync(service.create_session)(app_name=APP, user_id=USER, state=state)
+    sent = [each["sql"] for each in captured.captured_queries]
+    # The one of the new session, which another writer may insert first.
+    assert len([each for each in sent if each.startswith("SAVEPOINT")]) == 1
+
+
+@pytest.mark.parametrize("lane", ["user", "app"])
+def test_a_state_that_cannot_be_stored_leaves_no_session_and_no_state(
+    service: DjangoSessionService, committed_db: CommittedDatabase, settings: Any, lane: str
+) -> None:
+    session = run(service.create_session(**NAMED))
+    before = counted(committed_db)
+    state = {"user:u": 1, "app:a": 1, f"{lane}:large": "x" * 2_000}
+    settings.HELIX_STORE = {**settings.HELIX_STORE, "LIMITS": {"max_state_bytes": 1_500}}
+    with pytest.raises(LimitExceeded):
+        run(service.create_session(app_name=APP, user_id=USER, state=state))
+    with pytest.raises(LimitExceeded):
+        run(service.append_event(session, event(actions=EventActions(state_delta=state))))
+    assert counted(committed_db) == before
+    assert texts(get(service)) == []
 
 
 # --- State -----------------------------------------------------------------------------------------
