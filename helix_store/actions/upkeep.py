@@ -56,7 +56,7 @@ class CleanUp(Action):
             message=format_lazy(
                 _(
                     "Found {detected} expired sessions: {marked} are marked as failed, {deleted} snapshots "
-                    "are deleted, {defaults} calls got their default answer, {errors} have a problem."
+                    "are deleted, {defaults} calls received their default answer, {errors} have a problem."
                 ),
                 detected=summary.detected,
                 marked=summary.marked,

@@ -25,7 +25,7 @@ JSON_LIMIT: Final = 20_000
 _OPEN_UP_TO: Final = 600
 _SHORT_ID: Final = 24
 
-# A page with a lone surrogate cannot be encoded, and bidirectional marks can make one text look like another.
+# A page with a lone surrogate cannot be encoded, and bidirectional marks can make two strings look alike.
 _NOT_PRINTABLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -82,7 +82,7 @@ def stacked(text: str, second: str) -> SafeString:
 
 
 def progress(steps: int, messages: int) -> str:
-    """Return how many steps and messages a session has."""
+    """Return the numbers of steps and messages of a session."""
     return ", ".join(
         (
             ngettext("%d step", "%d steps", steps) % steps,

@@ -69,7 +69,7 @@ def check_sqlite_settings(
 
 
 def _sqlite_pragmas(connection: BaseDatabaseWrapper, *, ask: bool) -> tuple[str, str]:
-    """Return journal mode and synchronous level, from the database if ``ask``, else from its settings."""
+    """Return the journal mode and synchronous level, from the database if ``ask``, else from its settings."""
     if ask:
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA journal_mode")

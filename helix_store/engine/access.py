@@ -65,7 +65,7 @@ class Call(NamedTuple):
 
     @property
     def has_fast_writes(self) -> bool:
-        """Whether a write may be one statement with all of its conditions. This needs PostgreSQL, where a
+        """True if a write may be one statement with all of its conditions. This needs PostgreSQL, where a
         statement commits alone or is part of an ``atomic()`` block.
         """
         connection = self.connection

@@ -84,7 +84,7 @@ class Database(Access):
 
     @property
     def has_fast_writes(self) -> bool:
-        """Whether a write may be one statement, as for a `Call`."""
+        """True if a write may be one statement, as for a `Call`."""
         return self.enter().has_fast_writes
 
     def query(self, body: Callable[[], R]) -> R:

@@ -44,7 +44,7 @@ class PostState(models.TextChoices):
 class Post(models.Model):
     """A message that is waiting to be received, or what remains of one that was received or withdrawn.
 
-    ``received_version`` is the version of the session that the commit which received it wrote.
+    ``received_version`` is the session's version after the commit that received the post.
     """
 
     # The unique constraint begins with the session, and the lock on the session's row protects the reference.

@@ -139,8 +139,8 @@ def root_session(
 class Reception:
     """The request of a turn's step to receive due posts.
 
-    ``continued`` is the state that a step which would finish the session stores instead if posts are due. The
-    commit sets ``is_continued``.
+    If posts are due, a step that would finish the session stores the state ``continued`` instead. The commit
+    sets ``is_continued``.
     """
 
     continued: SessionState | None = None

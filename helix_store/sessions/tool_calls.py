@@ -157,7 +157,7 @@ class ToolCalls:
 
     @property
     def is_answered(self) -> bool:
-        """Whether there are answers to take and no open call."""
+        """True if there are answers to take and no open call."""
         entries = [entry for value in self.pending.values() if (entry := _entry(value))]
         return bool(entries) and all("submitted_at" in entry for entry in entries)
 

@@ -78,7 +78,7 @@ def list_streams(
     """Return a page of streams, newest first; ``tenant=None`` lists every tenant.
 
     ``limit`` is 1 to 200; a larger one means 200. For the next page, pass ``next_cursor`` as ``cursor`` with
-    the same filters. Takes two statements, which read no chunks. Raises `InvalidQuery` and `InvalidCursor`.
+    the same filters. Runs two statements, which read no chunks. Raises `InvalidQuery` and `InvalidCursor`.
     """
     conf.require_usable_prefix()
     equal = {

@@ -63,7 +63,7 @@ _TOUCHED: Final = f"""touched AS (
         UPDATE {_SESSION} SET updated_at = %(at)s
         WHERE id = (SELECT id FROM session) AND updated_at < %(at)s::timestamptz - interval '1 second'
     )"""
-"""Updates, at most once per second, the time of the last write, which shows if the session is idle."""
+"""Updates, at most once per second, the time of the last write, which shows whether the session is idle."""
 
 PUT: Final = Statement(f"""
     WITH session AS ({_SESSION_OF_USER}),

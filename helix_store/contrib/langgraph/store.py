@@ -92,7 +92,7 @@ class DjangoStore(OpenedByHabit, BaseStore):
         return self._run(plan, Embedded() if self._index is None else self._index.embed(*plan.to_embed))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Async version of `batch`. If the caller is cancelled, it is told after the writes have ended."""
+        """Async version of `batch`. A cancelled call raises after its writes have ended."""
         plan = self._planned(ops)
         embedded = Embedded() if self._index is None else await self._index.aembed(*plan.to_embed)
         return await in_thread_to_the_end(partial(self._run, plan, embedded))

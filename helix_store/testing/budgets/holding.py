@@ -1,4 +1,4 @@
-"""The tests of turns: the amounts that a step holds, what stops it, and what its commit counts."""
+"""The tests of turns: the amounts that a step holds, the limits that stop it, and the usage of its commit."""
 
 from __future__ import annotations
 

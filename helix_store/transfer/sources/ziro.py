@@ -23,8 +23,8 @@ _TABLE: Final = "ziro_checkpoints"
 # Python supports neither other years nor infinity.
 _TIME: Final = "CASE WHEN created_at >= '0001-01-02' AND created_at < '9999-12-31' THEN created_at END"
 
-# An id is a UUIDv7: its first 13 characters are a millisecond, and the others are random. If the millisecond
-# is the same, the database's clock shows which snapshot was written last.
+# An id is a UUIDv7: its first 13 characters encode a millisecond, and the others are random. For snapshots of
+# the same millisecond, the database's clock shows which snapshot was written last.
 _SNAPSHOTS: Final = f"""
     SELECT checkpoint_id, version, {_TIME}, snapshot::text FROM {{table}} WHERE thread_id = %s
     ORDER BY
