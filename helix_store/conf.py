@@ -126,7 +126,7 @@ def form(database: Mapping[str, Any]) -> Form:
     """Return the forms for PostgreSQL, according to the settings and the entry in ``DATABASES``."""
     if row_level_security():
         return Form(tells_tenant=True, is_citus=is_citus(database))
-    is_fast, is_distributed = fast_paths(), is_citus(database)
+    is_fast, is_distributed = bool(get("FAST_PATHS")), is_citus(database)
     return Form(False, is_distributed, is_fast, is_fast and not is_distributed)
 
 
