@@ -101,18 +101,16 @@ class SessionAdapter:
         user_id: UserId | None = None,
         title: str | None = None,
         fencing_token: int | None = None,
-        savepoint: bool = True,
     ) -> R:
         """Run ``call`` in one transaction in which the session is locked, and return its result.
 
         The rows that it writes are committed together with the session's new ``updated_at``. It must write to
         ``session.alias``, and must be safe to run again: a transaction that the database aborts because of
-        another one is repeated. Inside the caller's ``atomic()`` block it is a savepoint. Inside the ``call``
-        of another `write`, it needs no savepoint if an error of this call also ends the other one: pass
-        ``savepoint=False``. An unknown session is created, with ``title``, or raises `SessionNotFound` with
-        ``create=False``. A session without a user gets ``user_id``. If the session belongs to another user,
-        `ConflictError` is raised, and if the token is older than the newest one of the session's lock,
-        `FencedOutError`; ``call`` does not run in either case.
+        another one is repeated. Inside the caller's ``atomic()`` block it is a savepoint. An unknown session
+        is created, with ``title``, or raises `SessionNotFound` with ``create=False``. A session without a
+        user gets ``user_id``. If the session belongs to another user, `ConflictError` is raised, and if the
+        token is older than the newest one of the session's lock, `FencedOutError`; ``call`` does not run in
+        either case.
         """
         validation.identifier(session_id, "session_id")
         conditions = self._guard(fencing_token)
@@ -132,8 +130,7 @@ class SessionAdapter:
                 self._mark_written(head)
             return result
 
-        is_inner = self.db.in_transaction and not savepoint
-        return locked() if is_inner else self.db.transaction(locked)
+        return self.db.transaction(locked)
 
     def read(self, call: Callable[[Database], R]) -> R:
         """Run queries that only read, and return the result of ``call``.

@@ -220,9 +220,7 @@ class DjangoSessionService(BaseSessionService):
 
         owner, of = (user_id, "a user of the app") if lane == sql.USER else (None, "the app")
         shared_id = _shared_id(lane, app_name, user_id)
-        title = f"State of {of} {app_name}"
-        # An error ends the transaction of the session that this state belongs to.
-        return self._shared_states.write(shared_id, merge, user_id=owner, title=title, savepoint=False)
+        return self._shared_states.write(shared_id, merge, user_id=owner, title=f"State of {of} {app_name}")
 
     def _shared(self, lane: str, app_name: str, user_id: str) -> Document:
         return self._storage.get(_shared_id(lane, app_name, user_id), lane, app_name) or {}

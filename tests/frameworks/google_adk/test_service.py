@@ -128,17 +128,6 @@ def test_reads_take_one_statement_and_an_event_takes_five(sqlite_db: CommittedDa
     assert counts == [5, 1, 2, 1]
 
 
-def test_the_state_of_the_user_and_the_app_needs_no_savepoints(sqlite_db: CommittedDatabase) -> None:
-    service = service_of(sqlite_db)
-    state = {"app:a": 1, "user:u": 1, "s": 1}
-    run(service.create_session(**NAMED, state=state))
-    with CaptureQueriesContext(sqlite_db.connection) as captured:
-        async_to_sync(service.create_session)(app_name=APP, user_id=USER, state=state)
-    sent = [each["sql"] for each in captured.captured_queries]
-    # The one of the new session, which another writer may insert first.
-    assert len([each for each in sent if each.startswith("SAVEPOINT")]) == 1
-
-
 @pytest.mark.parametrize("lane", ["user", "app"])
 def test_a_state_that_cannot_be_stored_leaves_no_session_and_no_state(
     service: DjangoSessionService, committed_db: CommittedDatabase, settings: Any, lane: str
