@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 from django import forms
 from django.contrib.messages import constants as levels
+from django.db import router
 from django.utils import timezone
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.action import Outcome, SessionAction
 from helix_store.core.ids import new_id
-from helix_store.models import Post
+from helix_store.models import Post, Session
 from helix_store.stores import DatabaseStateStore
 
 _LONGEST_POST: Final = 100_000
@@ -66,6 +68,15 @@ class PostMessage(SessionAction):
         "--key": {"help": "Makes the post idempotent: a repeat under this key stores nothing."},
         "--not-before": {"metavar": "TIME", "help": "When the post is due (default: now)."},
     }
+
+    def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
+        alias, key = router.db_for_write(Session, instance=row), given.get("key")
+        # If a form is sent twice at once, the second waits here, and then finds the post of the first.
+        locked = Session._base_manager.using(alias).filter(pk=row.pk).select_for_update(no_key=True)
+        locked.values("pk").first()
+        posts = Post._base_manager.using(alias).filter(session_id=row.pk, key=key)
+        is_repeat = key is not None and posts.exists()
+        return replace(super().call(row, given), is_done=not is_repeat)
 
     def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
         user = given.get("actor")

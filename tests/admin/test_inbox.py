@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE
 from django.contrib.auth.models import Permission
+from django.db import connections
+from django.test import RequestFactory
 from django.test.utils import override_settings
 
+from helix_store.actions.posts import POST
+from helix_store.admin.operating import run
 from helix_store.models import Post
 from helix_store.reports.session import session_report
 from tests.admin.conftest import Browser, Page
@@ -98,8 +104,29 @@ def test_a_form_that_is_sent_twice_posts_once(browser: Browser) -> None:
     (post,) = store.list_posts("s").items
     assert post.message == {"role": "user", "content": "Vegetarian."}
     assert post.key == form["key"]
+    assert log_of(session) == [(CHANGE, "s", "Posted the message as number 1.")]
     told(browser, address(session, "post"), {**_form_of(_inbox(browser)), "text": "Vegetarian."})
     assert len(store.list_posts("s").items) == 2
+
+
+def test_a_form_that_is_sent_several_times_at_once_is_logged_once(browser: Browser) -> None:
+    user, session = browser.sign_in(superuser=True), row_of(browser)
+    barrier = threading.Barrier(4, timeout=60)
+
+    def send(_: int) -> str:
+        request = RequestFactory().post("/")
+        request.user = user
+        try:
+            barrier.wait()
+            return str(
+                run(request, POST, session, {"text": "Vegetarian.", "key": "form"}, expected="").message
+            )
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(send, range(4))) == {"Posted the message as number 1."}
+    assert log_of(session) == [(CHANGE, "s", "Posted the message as number 1.")]
 
 
 def test_a_form_that_is_shown_again_keeps_its_key(browser: Browser) -> None:
