@@ -19,20 +19,31 @@ from helix_store.admin.reasons import waiting_for_person
 from helix_store.admin.search import with_tag
 from helix_store.admin.tenants import MOST_TENANTS, known_tenants, of_tenants
 from helix_store.core import moments, validation
+from helix_store.core.moments import as_utc
 from helix_store.core.types import SESSION_EXPIRED, SessionStatus
+from helix_store.engine.database import Database
 from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded
-from helix_store.models import Session
+from helix_store.models import Post, Session
+from helix_store.sessions.database.posts import find_due_sessions
 
 TEXT_FILTER: Final = "admin/helix_store/text_filter.html"
 
 _LABEL_LENGTH: Final = 40
-_MOST_EXPIRIES: Final = 1_000
+_MOST_FOUND: Final = 1_000
+_PATIENCE: Final = timedelta(minutes=5)
 
 
 def start_of_day(*, days_ago: int = 0) -> datetime:
     """Return the start of a day in the time zone of the pages."""
     today = timezone.localtime(moments.now()).replace(hour=0, minute=0, second=0, microsecond=0)
     return today - timedelta(days=days_ago)
+
+
+def overdue_posts(using: str, *, limit: int) -> dict[int, datetime]:
+    """Return since when the posts are due that a worker could have received, by the key of the session."""
+    latest = moments.now() - _PATIENCE
+    due = find_due_sessions(Database(using, ""), limit, of_all=True)
+    return {each.key: as_utc(each.due_at) for each in due if as_utc(each.due_at) <= latest}
 
 
 class ChoiceFilter(SimpleListFilter):
@@ -100,7 +111,8 @@ class TenantFilter(SimpleListFilter):
 
     def needs_tenants(self, request: HttpRequest) -> bool:
         """Return whether the rows can only be found by an index that begins with the tenant."""
-        return not self._keeps_order.issuperset(request.GET)
+        by_keys = {"waiting"} if request.GET.get("waiting") == "post" else set()
+        return not (self._keeps_order | by_keys).issuperset(request.GET)
 
 
 class EntryTenantFilter(TenantFilter):
@@ -165,9 +177,20 @@ class SessionStatusFilter(NamedChoicesFilter):
 class WaitingFilter(ChoiceFilter):
     title = _("waiting")
     parameter_name = "waiting"
-    options = (("person", _("for a person")), ("late", _("for a person, past the deadline")))
+    options: Any = (
+        ("person", _("for a person")),
+        ("late", _("for a person, past the deadline")),
+        ("post", _("for an agent, with an overdue post")),
+    )
 
-    def chosen(self, queryset: Any, value: str) -> QuerySet[Any]:
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
+        if not model_admin.may_view(request, Post):
+            self.options = WaitingFilter.options[:-1]
+        return super().lookups(request, model_admin)
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        if value == "post":
+            return queryset.filter(pk__in=list(overdue_posts(queryset.db, limit=_MOST_FOUND)))
         waiting = waiting_for_person(queryset)
         return waiting.filter(pending_deadline__lte=moments.now()) if value == "late" else waiting
 
@@ -181,7 +204,7 @@ class ExpiryFilter(ChoiceFilter):
         ("failed", _("failed by expiry")),
     )
 
-    def chosen(self, queryset: Any, value: str) -> QuerySet[Any]:
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         now = moments.now()
         sessions = Session.objects.using(queryset.db)
         if value == "failed":
@@ -192,9 +215,8 @@ class ExpiryFilter(ChoiceFilter):
             soon = now + timedelta(days=1)
             found = sessions.non_terminal().filter(expires_at__gt=now, expires_at__lte=soon)
         # This takes two statements, because with one, PostgreSQL walks all sessions in the order of the list.
-        keys = found.order_by("expires_at", "pk").values_list("pk", flat=True)[:_MOST_EXPIRIES]
-        matching: QuerySet[Any] = queryset.filter(pk__in=list(keys))
-        return matching
+        keys = found.order_by("expires_at", "pk").values_list("pk", flat=True)[:_MOST_FOUND]
+        return queryset.filter(pk__in=list(keys))
 
 
 class ChangedFilter(ChoiceFilter):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 from django.contrib.admin import AdminSite
@@ -22,18 +21,15 @@ from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.charts import spark_line
 from helix_store.admin.columns import dollars
 from helix_store.admin.elements import link, one_line, short_id
-from helix_store.admin.filters import start_of_day
+from helix_store.admin.filters import overdue_posts, start_of_day
 from helix_store.admin.reasons import read_open_tools, waiting_for_person
 from helix_store.admin.tenants import MOST_TENANTS, keys_in_order, known_tenants, newest_rows, of_tenants
 from helix_store.admin.times import distance
 from helix_store.core import moments
-from helix_store.core.moments import as_utc
-from helix_store.engine.database import Database
 from helix_store.engine.expressions import NoIndexHint
 from helix_store.models import Lock, Post, Run, Session, UsageEntry
 from helix_store.reports.payloads import said_by, start_of, without_payloads
 from helix_store.reports.times import project_zone
-from helix_store.sessions.database.posts import find_due_sessions
 from helix_store.usage.reports import usage_report
 
 _ROWS_SHOWN: Final = 5
@@ -43,7 +39,6 @@ NEWEST_LOCKS: Final = 10_000
 NEWEST_RUNS: Final = 1_000
 """The number of newest runs that are searched for today's failures."""
 
-_PATIENCE: Final = timedelta(minutes=5)
 _MOST_COUNTED: Final = 1_000
 _TITLE_LENGTH: Final = 60
 _DAYS: Final = 7
@@ -118,19 +113,13 @@ def _deadline(session: Any) -> SafeString:
 
 
 def _posted(page: ReadOnlyAdmin, sessions: Any) -> Tile:
-    latest = moments.now() - _PATIENCE
-    due = find_due_sessions(Database(sessions.db, ""), _MOST_COUNTED + 1, of_all=True)
-    overdue = [(each.key, as_utc(each.due_at)) for each in due if as_utc(each.due_at) <= latest]
-    shown = sessions.in_bulk([key for key, _due_at in overdue[:_ROWS_SHOWN]])
+    overdue = overdue_posts(sessions.db, limit=_MOST_COUNTED + 1)
+    shown = sessions.in_bulk(list(overdue)[:_ROWS_SHOWN])
     return Tile(
         title=_("Posts that nobody has received"),
         figure=_bounded(len(overdue)),
-        url="",
-        rows=[
-            (_session_link(page, shown[key]), distance(due_at))
-            for key, due_at in overdue[:_ROWS_SHOWN]
-            if key in shown
-        ],
+        url=page.list_url(Session, waiting="post"),
+        rows=[(_session_link(page, shown[key]), distance(at)) for key, at in overdue.items() if key in shown],
         is_urgent=True,
         empty=_("No post is overdue."),
     )

@@ -156,11 +156,24 @@ def test_posts_that_a_worker_could_have_received_five_minutes_ago_are_counted(br
         for call_id in answered:
             store.submit_tool_result(name, call_id, result="yes")
     assert {due.session_id for due in store.find_due_posts()} == overdue | {"fresh"}
-    page = _start_page(browser).text
-    text = page.partition("Posts that nobody has received")[2].partition("Running runs")[0]
+    page = _start_page(browser)
+    text = page.text.partition("Posts that nobody has received")[2].partition("Running runs")[0]
     assert text.startswith(" 4 ")
     assert {name for name in names if f"Title {name} " in text} == overdue
     assert text.count("6 minutes ago") == 4
+    links = [a["href"] or "" for tag, a in page.elements.started if tag == "a" and "href" in a]
+    (address,) = {link for link in links if "waiting=post" in link}
+    behind = browser.open(address)
+    assert (behind.status, behind.row_count) == (200, 4)
+    assert {name for name in names if f"Title {name} " in behind.text} == overdue
+
+
+def test_only_users_who_may_view_posts_can_filter_by_them(visitor: Browser) -> None:
+    store_of(visitor.database).create_session("s", agent_type="a")
+    for codenames, status in ((["view_session"], 302), (["view_session", "view_post"], 200)):
+        visitor.sign_in(*Permission.objects.filter(codename__in=codenames))
+        assert visitor.list_of(Session, waiting="post").status == status
+        assert ("waiting=post" in visitor.list_of(Session).html) == (status == 200)
 
 
 def test_an_empty_database_has_a_calm_start_page(browser: Browser) -> None:

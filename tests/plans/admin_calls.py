@@ -70,6 +70,7 @@ _LISTS: Final[dict[str, dict[str, str]]] = {
     "all": {},
     "status": {"status__exact": "active"},
     "waiting": {"waiting": "person"},
+    "overdue posts": {"waiting": "post"},
     "expired": {"expiry": "past"},
     "expiring": {"expiry": "day"},
     "failed by expiry": {"expiry": "failed"},
