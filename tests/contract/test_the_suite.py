@@ -42,6 +42,16 @@ class TestMyStore(StateStoreContract):
         self.world = self.world or MemoryWorld()
         return InMemoryStateStore(tenant=tenant, limits=limits, world=self.world)
 """
+# A pool with one thread too few: the last call waits for a thread, and the others wait for the last call.
+DEAD_THREAD = """
+from concurrent.futures import ThreadPoolExecutor
+
+from helix_store.testing import base
+
+base._PATIENCE_SECONDS = 0.1
+base.ThreadPoolExecutor = lambda size: ThreadPoolExecutor(size - 1)
+base.SuiteTests().at_once(*[lambda: print("called")] * 3)
+"""
 
 
 def _pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -69,6 +79,15 @@ def test_the_suite_needs_no_plugin_of_pytest_and_no_database(tmp_path: Path) -> 
     )
     assert run.returncode == 0, run.stdout
     assert " passed" in run.stdout
+
+
+def test_calls_at_once_fail_if_one_of_their_threads_does_not_start() -> None:
+    command = [sys.executable, "-c", CONFTEST + DEAD_THREAD]
+    # Without a timeout of the barrier the process would never end.
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == "threading.BrokenBarrierError"
+    assert run.stdout == ""
 
 
 @pytest.fixture(scope="module")
