@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from helix_store.core.types import StepInfo
 from helix_store.engine.database import Database
-from helix_store.models import Session, UsageEntry
+from helix_store.models import Session, SubSessionRef, UsageEntry
 from helix_store.testing.usage.base import tool
 from helix_store.transfer.copying import rows_of_tenant
 from tests.databases import fresh_tenant
@@ -131,3 +131,27 @@ def test_few_rows_are_read(newcomer: World, name: str, fast_paths: bool) -> None
     assert plans
     for plan in plans:
         assert plan.rows_read <= 10 * PAGE, plan.text
+
+
+def test_a_wide_tree_is_walked_by_its_indexes_although_one_session_has_most_of_the_refs(
+    newcomer: World,
+) -> None:
+    """Statistics of such refs make an index on their session look useless."""
+    database, session, ref = newcomer.database, Session._meta.db_table, SubSessionRef._meta.db_table
+    with transaction.atomic(using=database.alias):
+        with database.connection.cursor() as cursor:
+            cursor.execute(
+                f"UPDATE {session} SET parent_session_id = %s WHERE tenant = %s AND session_id <> %s",
+                [TEMPLATE, database.tenant, TEMPLATE],
+            )
+        SubSessionRef.objects.using(database.alias).all().delete()
+        newcomer.store.create_session("other", agent_type="a")
+        newcomer.store.add_sub_session_refs(
+            "other", [{"sub_session_id": str(number), "agent_type": "a"} for number in range(10_000)]
+        )
+        with database.connection.cursor() as cursor:
+            for table in (session, ref):
+                cursor.execute(f"ANALYZE {table}")
+        plans = plans_of(database, lambda: newcomer.usage.get_rollup(TEMPLATE, include_sub_agents=True))
+        transaction.set_rollback(True, using=database.alias)
+    assert sum(plan.rows_read for plan in plans) <= 10 * _COPIES, "\n".join(plan.text for plan in plans)
