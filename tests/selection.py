@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 
 from tests.databases import ALIASES
-from tests.tiers import LEFT_OUT, ON_ONE_DATABASE, SAMPLED_ON_SQLITE, Tier, is_below
+from tests.tiers import LEFT_OUT, ON_ONE_DATABASE, SAMPLED_ON_SQLITE, Tier, is_below, is_left_out
 
 __all__ = [
     "Variant",
@@ -92,9 +92,9 @@ def is_in_sample(config: pytest.Config, name: str, one_in: int) -> bool:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     tier, path = Tier(config.option.tier), _from_root(collection_path)
-    if tier is Tier.QUICK and is_below(path, LEFT_OUT):
+    if tier is Tier.QUICK and is_left_out(path):
         return True
-    if tier is Tier.REST and path.endswith(".py") and not is_below(path, (*LEFT_OUT, *ON_ONE_DATABASE)):
+    if tier is Tier.REST and path.endswith(".py") and not _has_rest(path):
         return "mark.thorough" not in collection_path.read_text() or None
     return None
 
@@ -150,6 +150,10 @@ def _from_root(path: Path) -> str:
     return path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else path.as_posix()
 
 
+def _has_rest(path: str) -> bool:
+    return is_left_out(path) or is_below(path, ON_ONE_DATABASE)
+
+
 def _is_thorough(obj: object) -> bool:
     marks = getattr(obj, "pytestmark", [])
     return any(mark.name == "thorough" for mark in (marks if isinstance(marks, list) else [marks]))
@@ -157,7 +161,7 @@ def _is_thorough(obj: object) -> bool:
 
 def _is_of_tier(collector: pytest.Module | pytest.Class, obj: object) -> bool:
     tier, path = Tier(collector.config.option.tier), _from_root(collector.path)
-    if tier is Tier.ALL or (tier is Tier.REST and is_below(path, (*LEFT_OUT, *ON_ONE_DATABASE))):
+    if tier is Tier.ALL or (tier is Tier.REST and _has_rest(path)):
         return True
     module = collector.getparent(pytest.Module)
     is_thorough = any(_is_thorough(each) for each in (obj, collector.obj, module and module.obj))
@@ -187,7 +191,7 @@ def _is_rest(config: pytest.Config, item: pytest.Item) -> bool:
     database = values.get("alias", values.get("backend", _PREFERRED))
     if database == "sqlite" and database != _PREFERRED and is_below(path, SAMPLED_ON_SQLITE):
         return is_in_sample(config, item.nodeid, 3)
-    if not is_below(path, ON_ONE_DATABASE) or is_below(path, LEFT_OUT) or database != _PREFERRED:
+    if not is_below(path, ON_ONE_DATABASE) or is_left_out(path) or database != _PREFERRED:
         return True
     # The quick tier runs this on the preferred database, unless it is marked.
     return isinstance(item, pytest.Function) and any(

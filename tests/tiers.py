@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["LEFT_OUT", "ON_ONE_DATABASE", "SAMPLED_ON_SQLITE", "Tier", "is_below"]
+__all__ = ["LEFT_OUT", "ON_ONE_DATABASE", "SAMPLED_ON_SQLITE", "Tier", "is_below", "is_left_out"]
 
 
 class Tier(StrEnum):
@@ -86,6 +86,9 @@ LEFT_OUT: Final[dict[str, str]] = {
 }
 """Files and folders that the quick tier does not collect, and what they test."""
 
+_KEPT: Final[tuple[str, ...]] = ("tests/faults/test_lost_commits.py",)
+"""Files in these folders that the quick tier collects: fast tests of code that it would not run otherwise."""
+
 ON_ONE_DATABASE: Final[tuple[str, ...]] = (
     "tests/adapters",
     "tests/admin",
@@ -115,6 +118,11 @@ SAMPLED_ON_SQLITE: Final[tuple[str, ...]] = (
 
 They test what is built on the stores, or races, which SQLite excludes by having one writer at a time.
 """
+
+
+def is_left_out(path: str) -> bool:
+    """Return whether the quick tier leaves out a file or a whole folder."""
+    return is_below(path, LEFT_OUT) and not any(is_below(kept, [path]) for kept in _KEPT)
 
 
 def is_below(path: str, places: Iterable[str]) -> bool:

@@ -160,6 +160,7 @@ def cut_in_a_process(alias: str, tenant: str, seeds: list[int]) -> tuple[Campaig
 
 
 @pytest.mark.campaign
+@pytest.mark.thorough
 def test_a_step_whose_commit_is_cut_is_stored_once_and_returned(postgres_db: CommittedDatabase) -> None:
     with campaign("lost_commits", "postgres", sizes=(2 * len(KINDS), 10_000, 100_000)) as made:
         cuts = 0

@@ -187,7 +187,13 @@ SESSIONS_AND_LOCKS: Final = (
         "WHERE parent",
         _TENANTS + _ALL_TENANTS,
     ),
-    Mutant("tenant", _SESSIONS, "AND target.tenant = (SELECT %(tenant)s)", "", _TENANTS + _ALL_TENANTS),
+    Mutant(
+        "tenant",
+        _SESSIONS,
+        "WHERE tenant = (SELECT %(tenant)s) AND session_id",
+        "WHERE session_id",
+        _TENANTS + _ALL_TENANTS,
+    ),
     Mutant("tenant", _SESSIONS, "child.tenant = %(tenant)s AND ", "", _TENANTS + _ALL_TENANTS),
     Mutant("tenant", _SESSIONS, "target.tenant = %(tenant)s AND ", "", _TENANTS + _ALL_TENANTS),
     Mutant(
