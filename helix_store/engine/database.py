@@ -169,10 +169,8 @@ class Database(Access):
             _read_committed(connection),
             transaction.atomic(using=self.alias),
         ):
-            try:
-                yield
-            finally:
-                transaction.set_rollback(True, using=self.alias)
+            yield
+            transaction.set_rollback(True, using=self.alias)
 
     def transaction(self, body: Callable[[], R], call: Call | None = None, *, only_reads: bool = False) -> R:
         """Run ``body`` in one transaction, by default in a call of its own.

@@ -290,13 +290,17 @@ def test_a_dry_run_of_a_tenant_leaves_a_tree_with_a_session_in_use(store: Databa
         assert (receipt.sessions_left, receipt.trees, receipt.deleted["session"]) == (2, 2, 2)
 
 
-def test_a_dry_run_that_is_stopped_is_rolled_back(store: DatabaseStateStore) -> None:
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_dry_run_is_rolled_back_also_if_it_is_stopped(store: DatabaseStateStore, is_stopped: bool) -> None:
     for number in range(3):
         filled(store, f"session-{number}")
     batches = Erasure(using=store.alias, user_id="ada", dry_run=True).batches()
     assert next(batches).trees == 1
     assert len(known(store)) == 2
-    batches.close()
+    if is_stopped:
+        batches.close()
+    else:
+        assert [batch.trees for batch in batches][-1] == 3
     assert len(known(store)) == 3
 
 
