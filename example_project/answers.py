@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from helix_store.core.ids import new_id
 
 __all__ = ["SECONDS_PER_WORD", "Answer"]
 
-SECONDS_PER_WORD: Final = 0.05
+SECONDS_PER_WORD: Final = float(os.environ.get("SECONDS_PER_WORD", "0.05"))
 
 
 class Answer:

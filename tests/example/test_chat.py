@@ -100,7 +100,8 @@ def test_a_reload_in_the_middle_of_an_answer_neither_loses_nor_repeats_a_word(
 def test_a_message_during_an_answer_waits_in_every_browser_and_is_answered_by_the_same_turn(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
-    with serving(committed_db) as server, chromium() as other:
+    # On a busy machine, the answer must not end before the second browser has sent its message.
+    with serving(committed_db, SECONDS_PER_WORD="0.15") as server, chromium() as other:
         session_id = _begin(browser, server.url, "What is Lisbon like?")
         other.open(f"{server.url}/chat/")
         other.take_cookies(browser)
