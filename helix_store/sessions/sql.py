@@ -190,19 +190,17 @@ NEWEST_MESSAGES: Final = _messages(
 """`MESSAGES`, but the offset counts from the end."""
 
 
-_REFS_OF_NODE: Final = "ref.session_id BETWEEN tree.id AND tree.id AND ref.location = 'local'"
-"""An equality, but statistics do not apply to it. If a few sessions have most of the refs, a planner expects
-many refs for each session, and would read the whole table for each session of a tree.
-"""
-
-
 def _trees(chosen: str, columns: str) -> Statement:
     """Return the chosen sessions (``top``) and their local descendants, by parent or by local ref.
 
-    UNION drops rows it has already seen, so that a cycle ends. On PostgreSQL, ``OFFSET 0`` keeps the join in
-    this order: the planner would otherwise read all sessions of a tenant that it takes for a small one. On
-    SQLite, a condition that is always true is marked as unlikely: SQLite expects a huge tree, and with
-    statistics it would build a Bloom filter of all sessions for every walk.
+    UNION drops rows it has already seen, so that a cycle ends.
+
+    If a few sessions have most of the refs, a planner expects many refs for each session, and would read all
+    refs, or all sessions of a small tenant, for each session of the tree. PostgreSQL does not apply these
+    statistics to a range, and ``OFFSET 0`` keeps its joins in order. On SQLite, a second condition makes the
+    index look better, and ``CROSS JOIN`` keeps the order. A condition that is always true is marked there as
+    unlikely, because SQLite expects a huge tree, and with statistics it would build a Bloom filter of all
+    sessions for every walk.
     """
     return Statement(
         postgresql=f"""
@@ -217,7 +215,7 @@ def _trees(chosen: str, columns: str) -> Statement:
                     SELECT id FROM {_SESSION}
                     WHERE tenant = (SELECT %(tenant)s) AND session_id = ref.sub_session_id OFFSET 0
                 ) AS target
-                WHERE {_REFS_OF_NODE}
+                WHERE ref.session_id BETWEEN tree.id AND tree.id AND ref.location = 'local'
             ) AS child
         )
         SELECT {columns} FROM tree""",
@@ -231,8 +229,9 @@ def _trees(chosen: str, columns: str) -> Statement:
                 AND likelihood(tree.session_id <> '', 0.000001)
           UNION
             SELECT tree.top, target.id, target.session_id FROM tree
-            JOIN {_REF} AS ref ON {_REFS_OF_NODE}
-            JOIN {_SESSION} AS target
+            CROSS JOIN {_REF} AS ref
+                ON ref.session_id = tree.id AND ref.sub_session_id >= '' AND ref.location = 'local'
+            CROSS JOIN {_SESSION} AS target
                 ON target.tenant = %(tenant)s AND target.session_id = ref.sub_session_id
                 AND likelihood(tree.session_id <> '', 0.000001)
         )
