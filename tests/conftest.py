@@ -66,6 +66,7 @@ settings_of_hypothesis.load_profile("shared machine")
 
 _SHARING_FIXTURES: Final = (
     "tests/cleanup/test_plans.py",
+    "tests/contract/test_the_suite.py",
     "tests/database/test_usage_statements.py",
     "tests/deployments/contracts/",
     "tests/plans/",
