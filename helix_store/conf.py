@@ -5,6 +5,7 @@ Only ``TABLE_PREFIX`` is fixed at start, because Django sets table names when it
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Mapping
@@ -126,7 +127,12 @@ def form(database: Mapping[str, Any]) -> Form:
     """Return the forms for PostgreSQL, according to the settings and the entry in ``DATABASES``."""
     if row_level_security():
         return Form(tells_tenant=True, is_citus=is_citus(database))
-    is_fast, is_distributed = bool(get("FAST_PATHS")), is_citus(database)
+    return _form(bool(get("FAST_PATHS")), is_citus(database))
+
+
+@functools.cache
+def _form(is_fast: bool, is_distributed: bool) -> Form:
+    # Every call needs one, and making it costs a microsecond.
     return Form(False, is_distributed, is_fast, is_fast and not is_distributed)
 
 

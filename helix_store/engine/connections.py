@@ -110,6 +110,8 @@ def note_opened_by_call(connection: BaseDatabaseWrapper) -> None:
 
 
 def _return_what_calls_opened(connection: BaseDatabaseWrapper) -> None:
+    if not connection.settings_dict["OPTIONS"].get("pool"):
+        return
     opened = _opened_by_calls.pop(connection, None)
     is_ours = opened is not None and opened() is connection.connection
     if is_ours and connection.autocommit and not getattr(_requests, "is_served", False):
