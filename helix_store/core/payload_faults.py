@@ -56,7 +56,7 @@ def join_path(path: str, key: object) -> str:
 
 
 def shown_key(key: object) -> str:
-    """Return a key or an index for a message, cut and printable; return the type of any other object."""
+    """Return a key or an index as short, printable text, or the name of the type of any other object."""
     if type(key) is int and abs(key) <= MAX_BIGINT:
         return str(key)
     if type(key) is not str:

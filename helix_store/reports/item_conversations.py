@@ -105,7 +105,7 @@ class ItemConversation:
 
     @property
     def _main(self) -> tuple[str, str]:
-        """The first and the last lane name, in order, that the main lane can have."""
+        """The range of names, in sort order, that the main lane can have."""
         return self.lane, f"{self.lane}{_LAST_CHARACTER}" if self._has_prefix else self.lane
 
     def _message(self, number: int, pk: int, at: datetime, start: str, limit: int) -> ConversationMessage:

@@ -164,9 +164,7 @@ def full_session(store: StateStore, session_id: str) -> str:
 
 
 def contents(store: StateStore, session_id: str) -> dict[str, str]:
-    """Return everything that a store has stored for a session. ``repr`` distinguishes ``1``, ``1.0`` and
-    ``True``.
-    """
+    """Return everything stored for a session, as ``repr``, which tells ``1``, ``1.0`` and ``True`` apart."""
     heads = store.list_checkpoints(session_id, limit=200).items
     steps = ["step-1", "step-2", "step-3"]
     seen: dict[str, Any] = {
