@@ -38,6 +38,7 @@ _CALLS: dict[str, Callable[[Store], Any]] = {
 @pytest.fixture
 def store(committed_db: CommittedDatabase) -> Iterator[Store]:
     delete_all_rows(committed_db.alias)
+    forget_statistics(committed_db.alias)
     store = Store(committed_db.alias, tenant=committed_db.tenant)
     store.new_session("session", agent_type="agent", user_id="user")
     places: dict[str, dict[str, Any]] = {

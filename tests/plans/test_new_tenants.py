@@ -154,4 +154,8 @@ def test_a_wide_tree_is_walked_by_its_indexes_although_one_session_has_most_of_t
                 cursor.execute(f"ANALYZE {table}")
         plans = plans_of(database, lambda: newcomer.usage.get_rollup(TEMPLATE, include_sub_agents=True))
         transaction.set_rollback(True, using=database.alias)
+    if database.connection.vendor == "sqlite":
+        with database.connection.cursor() as cursor:
+            # The rollback undoes the statistics in their table, but not in the connection's memory.
+            cursor.execute("ANALYZE sqlite_master")
     assert sum(plan.rows_read for plan in plans) <= 10 * _COPIES, "\n".join(plan.text for plan in plans)
