@@ -208,14 +208,14 @@ def in_words(error: HelixStoreError) -> StrOrPromise:
 _WORDS: Final[dict[type[HelixStoreError], StrOrPromise]] = {
     NotPermitted: _("Nothing was done: you may not answer this call."),
     FencedOutError: _("Nothing was done: an agent holds the lock of this session."),
-    SessionNotFound: _("Nothing was done: the session is deleted."),
-    CheckpointNotFound: _("Nothing was done: the checkpoint is deleted."),
-    NotFoundError: _("Nothing was done: it is deleted."),
+    SessionNotFound: _("Nothing was done: the session has been deleted."),
+    CheckpointNotFound: _("Nothing was done: the checkpoint has been deleted."),
+    NotFoundError: _("Nothing was done: the object has been deleted."),
     ConflictError: _(
-        "Nothing was done: an agent or another person has changed it since this page was shown. Look at it "
-        "again, then repeat."
+        "Nothing was done: an agent or another person has changed the object since this page was shown. Look "
+        "at it again, then repeat."
     ),
-    StoreBusy: _("Nothing was done: the database is busy with another write to it. Repeat it in a moment."),
+    StoreBusy: _("Nothing was done: the database is busy with another write. Try again in a moment."),
     OutcomeUnknown: _(
         "The connection to the database broke, so it is not known whether this was done. Look at the page."
     ),

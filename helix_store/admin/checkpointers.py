@@ -32,7 +32,7 @@ _TEXT_LENGTH: Final = 60
 
 
 class OfOneTypeTenantFilter(TenantFilter):
-    """A tenant filter for a list of one agent type: the index of agent types begins with the tenant."""
+    """A tenant filter for a list of one agent type: the index on agent types begins with the tenant."""
 
     def needs_tenants(self, request: HttpRequest) -> bool:
         return True

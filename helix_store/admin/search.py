@@ -62,7 +62,7 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
 
 
 def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
-    """Return the sessions with a tag. PostgreSQL uses the index of tags; SQLite only searches the newest."""
+    """Return the sessions with a tag. PostgreSQL uses the index on tags; SQLite only searches the newest."""
     if not Database(sessions.db, "").is_postgresql:
         sessions, _is_bounded = newest_rows(sessions, NEWEST_SEARCHED)
     return sessions.filter(has_tag(tag))

@@ -139,9 +139,9 @@ def _running(page: ReadOnlyAdmin) -> Tile:
 
 
 def _failed_runs(page: ReadOnlyAdmin) -> Tile:
-    """Return today's failed runs, among the newest ones, because no index covers the ends of runs."""
+    """Return today's failed runs among the newest runs: no index covers the time at which runs end."""
     runs = Run.objects.using(page.alias)
-    # SQLite would choose an index of another column.
+    # SQLite would choose an index on another column.
     newest = runs.order_by(NoIndexHint("pk").desc()).values("pk")[:NEWEST_RUNS]
     failed = runs.filter(pk__in=newest, status="failed", ended_at__gte=start_of_day())
     shown = failed.annotate(error_start=start_of("error", _TITLE_LENGTH)).order_by("-pk")
@@ -234,7 +234,7 @@ def oldest_held_lock(using: str | None = None) -> Lock | None:
     newest, has_others = newest_rows(held, NEWEST_LOCKS)
     found = [newest.first()]
     if has_others:
-        # Select only the keys, so that SQLite reads the index of running runs.
+        # Select only the keys, so that SQLite reads the index on running runs.
         runs = Run.objects.using(using).running().order_by()
         running = list(runs.values_list("session_id", flat=True)[:_MOST_COUNTED])
         of_runs = Session.objects.using(using).filter(pk__in=running)

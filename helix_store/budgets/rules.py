@@ -118,7 +118,7 @@ def checked_amounts(usd: Any, tokens: Any, name: str) -> tuple[int | None, int |
 
 
 def checked_estimate(usd: Any, tokens: Any, default: Amounts) -> Amounts:
-    """Return an estimate, in which the default replaces an amount of ``None``. Raises `InvalidPayload`."""
+    """Return an estimate, with the default for each amount of ``None``. Raises `InvalidPayload`."""
     given = checked_amounts(usd, tokens, "estimate")
     return Amounts(*(amount if each is None else each for each, amount in zip(given, default, strict=True)))
 

@@ -1,4 +1,4 @@
-"""Checks of PostgreSQL databases: settings of the server, of a pooler, and of Citus."""
+"""Checks for PostgreSQL databases: settings of the server, of a pooler, and of Citus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of SQLite databases: settings with which they lose or refuse writes."""
+"""Checks for SQLite databases: settings with which they lose or refuse writes."""
 
 from __future__ import annotations
 

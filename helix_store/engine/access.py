@@ -233,7 +233,7 @@ class Access(ABC):
         operation_id: Callable[[], str | None],
         call: Call | None = None,
     ) -> R:
-        """Return the result of ``write``, or of ``again`` if the reply to its COMMIT is lost.
+        """Return the result of ``write``; if the reply to its COMMIT is lost, return that of ``again``.
 
         ``again`` runs in one transaction on another connection. It takes the same lock as ``write``, which
         has therefore ended, looks for the rows that ``write`` stored, and writes them if they are missing. It

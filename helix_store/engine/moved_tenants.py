@@ -14,7 +14,7 @@ from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import TenantMoved
 from helix_store.models import Session
 
-# Every role may read the catalog, even without rights on the table of the fences. A removed fence may have
+# Every role may read the catalog, even without privileges on the fences' table. A removed fence may have
 # left a disabled trigger behind.
 _IS_FENCED: Final = Statement(
     f"SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = pg_catalog.to_regclass('{table(Session)}')"

@@ -41,7 +41,7 @@ class DatabaseLocks(DatabaseOperations):
     def _begin_term(
         self, joining: Iterable[Statement], alone: Iterable[Statement], name: str, owner: str, ttl_ms: int
     ) -> Term | None:
-        """Run the statements for a caller's transaction, or those for none, until one begins a term."""
+        """Run ``joining`` in the caller's transaction, else ``alone``, until a statement begins a term."""
         parameters = {
             **self._row(name),
             "owner": owner,

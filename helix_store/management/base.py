@@ -186,7 +186,7 @@ class StoreCommand(BaseCommand):
         )
 
     def run_batches(self, batches: Iterable[T], empty: T, *, unit: str, done: Callable[[T], int]) -> T:
-        """Run until a signal stops it. Return the totals after the last batch, or ``empty`` without any."""
+        """Run batches until a signal stops them. Return the last totals, or ``empty`` if no batch ran."""
         totals = empty
         with self.progress_bar(unit) as progress:
             for totals in batches:

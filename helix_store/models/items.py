@@ -20,7 +20,7 @@ class Item(models.Model):
     version than every item that was committed before it. Items that a branch copies have version 0.
     """
 
-    # The index of a lane begins with the session, and the lock on the session's row protects the reference.
+    # The index on the lane begins with the session, and the lock on the session's row protects the reference.
     session = models.ForeignKey(
         Session, on_delete=models.CASCADE, related_name="items", db_constraint=False, db_index=False
     )

@@ -121,7 +121,7 @@ def reports_of_values(budget: Budget, *, using: str, first: int, limit: int) -> 
     """Return a page of the values of a budget that applies to each value, highest first. One statement.
 
     An index finds the values of the current period, which are then sorted, because each step would have to
-    write to an index of the amounts spent.
+    write to an index on the amounts spent.
     """
     parameters = {"key": budget.pk, "limit": limit, "offset": first}
     rows = Database(using, "").read(sql.STANDINGS_OF_VALUES, parameters)

@@ -240,10 +240,10 @@ def _trees(chosen: str, columns: str) -> Statement:
 
 
 TREE_KEYS: Final = _trees(SESSION_BY_ID, "id")
-"""The keys of one tree, by the id of its root."""
+"""The keys of the sessions of one tree, by the id of its root."""
 
 FOREST_KEYS: Final = for_keys(_trees("id IN %(keys)s", "top, id"))
-"""The keys of many trees, each with the key of its top, by the keys of the tops."""
+"""The keys of the sessions of many trees, each with the key of its root, by the keys of the roots."""
 
 
 # --- Writes under the session's lock ----------------------------------------------------------------

@@ -39,7 +39,7 @@ MAX_SINGLE_MESSAGES: Final = 4
 """The maximum number of messages that a step sends as single parameters: unpacking an array takes time."""
 
 _STAGED_VERSION: Final = staged_version("g")
-# Sort by an expression: the index of the keys has the same order, but contains the rows of all steps.
+# Sort by an expression: the index on the keys has the same order, but contains the rows of all steps.
 _STAGED_ORDER: Final = "ORDER BY g.id + 0"
 _STAGED_OF_STEP: Final = f"""{_STAGED} AS g
             WHERE g.session_id = (SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID})

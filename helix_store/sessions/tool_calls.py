@@ -46,9 +46,9 @@ _SHARE_OF_COMPLETED: Final = 4
 
 
 def checked_calls(calls: Any, *, requested_at: int, limits: Limits) -> dict[str, dict[str, Any]]:
-    """Return the entries of new calls, complete and in order. Raises `InvalidPayload` and `LimitExceeded`.
+    """Check new calls, and return their entries in order. Raises `InvalidPayload` and `LimitExceeded`.
 
-    Unknown keys are kept in the entry. An entry can be up to ``max_message_bytes`` long.
+    An entry has all fields, and keeps unknown keys. It can be up to ``max_message_bytes`` long.
     """
     if not isinstance(calls, Mapping):
         raise InvalidPayload(path="/calls", reason="expected a dict of calls by tool call id")

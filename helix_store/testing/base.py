@@ -15,7 +15,7 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 class SuiteTests:
-    """The hooks that a back end may provide to every suite, and calls from several threads."""
+    """Hooks that a back end may override for every suite, and a way to make calls in several threads."""
 
     def storage_untouched(self) -> AbstractContextManager[None]:
         """Return a context that fails if storage is used inside it. By default nothing is watched."""

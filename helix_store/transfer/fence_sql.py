@@ -111,7 +111,7 @@ def fenced_oids() -> str:
 
 
 def missing_rights() -> Statement:
-    """Return a PostgreSQL statement that returns the role and each right that it lacks.
+    """Return a PostgreSQL statement that returns the role and each privilege that it lacks.
 
     Creating and disabling a trigger requires the rights of the table's owner; the functions and the table of
     the fences require CREATE.
@@ -189,7 +189,7 @@ def _postgresql_trigger(fenced: Fenced, tenant: str, phase: str, place: _Place) 
     parent = place.parents[fenced.parent]
     if phase == COPYING:
         name, function = fenced.logger(tenant), f"{place.schema}.{fenced.function}_log"
-        # The writers' roles have no rights on the log.
+        # The writers' roles have no privileges on the log.
         security, declarations = "SECURITY DEFINER", ""
         body = fenced.log(("OLD", "NEW"), parent, "pg_catalog.json_build_array", place.log, "TG_ARGV[0]")
     else:
@@ -222,7 +222,7 @@ def _refusal(old: str, new: str, fences: str) -> str:
             IF TG_OP = 'INSERT' THEN is_theirs := {new} = TG_ARGV[0];
             ELSE is_theirs := {old} = TG_ARGV[0];
             END IF;
-            -- The role of the writers may be another one, without rights on this table.
+            -- The role of the writers may be another one, without privileges on this table.
             IF is_theirs AND pg_catalog.has_table_privilege('{literal}', 'SELECT') THEN
                 is_theirs := NOT EXISTS (SELECT 1 FROM {fences} WHERE tenant = TG_ARGV[0] AND is_open);
             END IF;

@@ -157,7 +157,7 @@ def _triggers(db: Database, *, is_disabled: bool) -> list[tuple[str, str]]:
 
 
 def missing_rights(db: Database) -> list[str]:
-    """List the rights that the connection's role lacks to create a fence in the database.
+    """List the privileges that the connection's role lacks to create a fence in the database.
 
     Raises `NotSupportedOnBackend` on Citus.
     """

@@ -173,7 +173,7 @@ class TenantMove:
     def abort(self) -> MoveSummary:
         """Delete the copy in the target, and let writers use the source again.
 
-        With ``force``, the target need not be reachable; rows copied there then remain in it.
+        With ``force``, the target may be unreachable; the rows that were copied to it then remain there.
         """
         phase = self._require_phase(COPYING, FENCED, "copied", "aborting")
         if self._force and not self._can_reach_target():

@@ -351,9 +351,11 @@ _STORE: Final[Calls] = {
     "save_state_and_promote_staging with a run": partial(_step, run_id="run"),
     "save_state_and_promote_staging with a fence": partial(_step, fencing_token=1),
     "save_state_and_promote_staging with an operation": partial(_step, operation_id="operation"),
-    "save_state_and_promote_staging with an operation again": _repeated_operation,
+    "save_state_and_promote_staging that repeats an operation": _repeated_operation,
     "save_state_and_promote_staging with staged changes": _step_with_staging,
-    "save_state_and_promote_staging with staged changes again": partial(_step_with_staging, steps_before=2),
+    "save_state_and_promote_staging with staged changes, third step": partial(
+        _step_with_staging, steps_before=2
+    ),
     "get_checkpoint": lambda faces: partial(faces.store.get_checkpoint, "s", faces.checkpoint_id),
     "get_latest_checkpoint": _of_store("get_latest_checkpoint"),
     "list_checkpoints": _of_store("list_checkpoints"),

@@ -44,7 +44,7 @@ def stored_state(store: DatabaseStateStore, value: Any) -> Any:
     return loaded(store, "s").custom_state["value"]
 
 
-def test_cve_2025_64439_what_cannot_be_encoded_strictly_becomes_no_object(
+def test_cve_2025_64439_a_value_that_cannot_be_encoded_strictly_never_becomes_an_object(
     store: DatabaseStateStore, detonations: type[Detonation]
 ) -> None:
     """CVE-2025-64439, GHSA-wwqv-p2pp-99h5"""
@@ -55,7 +55,7 @@ def test_cve_2025_64439_what_cannot_be_encoded_strictly_becomes_no_object(
     assert detonations.count == 1
 
 
-def test_cve_2026_28277_a_stored_type_names_no_function_to_call(
+def test_cve_2026_28277_a_stored_type_cannot_name_a_function_to_call(
     store: DatabaseStateStore, detonations: type[Detonation]
 ) -> None:
     """CVE-2026-28277, langgraph#8522"""
@@ -69,7 +69,7 @@ def test_cve_2026_28277_a_stored_type_names_no_function_to_call(
     assert detonations.count == 1
 
 
-def test_cve_2026_27794_a_row_with_a_pickle_is_a_fault_and_runs_nothing(
+def test_cve_2026_27794_a_row_with_a_pickle_is_a_fault_and_is_never_loaded(
     store: DatabaseStateStore, committed_db: CommittedDatabase, detonations: type[Detonation]
 ) -> None:
     """CVE-2026-27794"""
@@ -87,7 +87,7 @@ def test_cve_2026_27794_a_row_with_a_pickle_is_a_fault_and_runs_nothing(
     assert detonations.count == 1
 
 
-def test_cve_2025_67644_the_name_of_a_field_is_no_sql(
+def test_cve_2025_67644_the_name_of_a_field_never_becomes_sql(
     naive: NaiveRows, store: DatabaseStateStore, committed_db: CommittedDatabase
 ) -> None:
     """CVE-2025-67644, CVE-2026-27022"""
@@ -103,7 +103,7 @@ def test_cve_2025_67644_the_name_of_a_field_is_no_sql(
         store.list_sessions(order_by=hostile)
 
 
-def test_cve_2025_68664_a_dict_of_a_user_reads_no_secret(
+def test_cve_2025_68664_a_dict_of_a_user_cannot_read_a_secret(
     store: DatabaseStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CVE-2025-68664"""
@@ -132,7 +132,7 @@ def test_langgraphjs_2346_an_envelope_stays_data_wherever_it_is_stored(
     assert detonations.count == 1
 
 
-def test_cve_2025_64459_names_of_arguments_from_a_user_change_no_query(
+def test_cve_2025_64459_names_of_arguments_from_a_user_cannot_change_a_query(
     store: DatabaseStateStore, committed_db: CommittedDatabase
 ) -> None:
     """CVE-2025-64459, CVE-2025-57833, CVE-2024-42005"""
@@ -148,7 +148,9 @@ def test_cve_2025_64459_names_of_arguments_from_a_user_change_no_query(
         assert store.list_sessions(metadata={name: value}).sessions == []
 
 
-def test_cve_2026_15920_a_stored_text_is_no_link_of_the_admin(committed_db: CommittedDatabase) -> None:
+def test_cve_2026_15920_the_admin_never_turns_a_stored_text_into_a_link(
+    committed_db: CommittedDatabase,
+) -> None:
     """CVE-2026-15920"""
     script = "javascript:alert(1)"
     assert _links(format_html('<a href="{}">open</a>', script)) == [script]
@@ -158,7 +160,7 @@ def test_cve_2026_15920_a_stored_text_is_no_link_of_the_admin(committed_db: Comm
         assert not [link for link in _links(page) if link.startswith("javascript:")]
 
 
-def test_ghsa_x9jp_4w8m_4f3c_stored_json_is_no_element_of_the_admin(committed_db: CommittedDatabase) -> None:
+def test_ghsa_x9jp_4w8m_4f3c_the_admin_escapes_stored_json(committed_db: CommittedDatabase) -> None:
     """GHSA-x9jp-4w8m-4f3c"""
     script = "</textarea><script>alert(1)</script>"
     form = Template("<textarea>{{ json|safe }}</textarea>")
@@ -189,7 +191,7 @@ def _links(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", ["/__proto__", "/constructor/prototype", "/prototype"])
-def test_immer_738_a_path_of_a_patch_leads_out_of_no_document(path: str) -> None:
+def test_immer_738_a_path_of_a_patch_cannot_leave_its_document(path: str) -> None:
     """immer#738, fast-json-patch#216, jsonpatch-js#30"""
 
     class Document(dict[str, Any]):

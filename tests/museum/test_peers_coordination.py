@@ -93,7 +93,7 @@ def test_p12_a_lock_of_a_client_that_is_gone_is_free_after_its_term(
         assert locks_of(postgres_db, other.alias).wait_acquire("job", timeout_ms=30_000)
 
 
-def test_p13_a_reader_finds_what_its_dead_listener_did_not_hear(
+def test_p13_a_reader_finds_the_chunks_that_its_dead_listener_missed(
     postgres_db: CommittedDatabase, postgres_naive: NaiveRows
 ) -> None:
     """graphile-worker#541, pg-boss#850, oban#832"""
@@ -183,7 +183,7 @@ async def _sequences(reader: Any) -> list[int]:
         return [stored.sequence async for stored in reader]
 
 
-def test_p16_the_work_of_a_crashed_worker_goes_on_in_its_successor_of_the_same_name(
+def test_p16_a_new_worker_of_the_same_name_continues_the_work_of_a_crashed_one(
     naive: NaiveRows, committed_db: CommittedDatabase
 ) -> None:
     """solid_queue#422, oban#862"""

@@ -191,7 +191,7 @@ class GraphCheckpoints(DatabaseOperations):
         The fork contains the messages up to the checkpoint, with their times, and a copy of the checkpoint
         whose parent is the original and whose source is ``fork``. ``with_history=True`` also copies the
         checkpoints that were saved before it, in all namespaces, except later versions of its own namespace.
-        One transaction under the session's lock, with six statements for any history. A fork stays
+        One transaction under the session's lock; six statements, however long the history is. A fork stays
         complete if the original is deleted. Raises `CheckpointNotFound`. A repeat creates a second fork.
         """
         validation.identifier(checkpoint_id, "checkpoint_id")

@@ -40,7 +40,7 @@ _MOMENTS: Final = ("deadline", "claim_expires_at", "resumed_at", "created_at")
 class StoredRunState:
     """A stored run. ``owner`` is the user who may answer it, ``claim_owner`` the newest resumer.
 
-    ``text`` is ``None`` in a list.
+    In the result of `RunStateStore.waiting`, ``text`` is ``None``.
     """
 
     session_id: str

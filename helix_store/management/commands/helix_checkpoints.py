@@ -44,7 +44,7 @@ class Command(ActingCommand):
             default=20,
             help="At most this many, 1 to 200 (default: %(default)s).",
         )
-        parser.add_argument("--cursor", help="Continue after a list of the same session.")
+        parser.add_argument("--cursor", help="Continue a list of the same session at its next_cursor.")
 
         parser = self.add_part("show", self._show, example="trip-1@latest")
         parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_FORMS)

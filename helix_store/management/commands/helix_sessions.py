@@ -89,7 +89,7 @@ class Command(ActingCommand):
             help="Only posts in this state (default: waiting); may be repeated.",
         )
         add_limit_argument(parser, "posts", default=50)
-        parser.add_argument("--cursor", help="Continue after a list with the same states.")
+        parser.add_argument("--cursor", help="Continue a list with the same states at its next_cursor.")
 
         parser = self.add_part("wake", self._wake, example="")
         add_limit_argument(parser, "sessions", default=200)
@@ -148,7 +148,7 @@ class Command(ActingCommand):
         parser.add_argument("--direction", choices=["desc", "asc"], default="desc")
         add_limit_argument(parser, "sessions", default=50)
         parser.add_argument("--offset", type=at_least(0), default=0, help="Skip this many sessions first.")
-        parser.add_argument("--cursor", help="Continue after a list with the same filters.")
+        parser.add_argument("--cursor", help="Continue a list with the same filters at its next_cursor.")
         parser.add_argument("--count", action="store_true", help="Count all sessions that match.")
 
     def _list(self, options: dict[str, Any]) -> None:

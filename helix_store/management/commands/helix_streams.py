@@ -66,7 +66,7 @@ class Command(StoreCommandWithParts):
             help="Only streams with this status.",
         )
         add_limit_argument(parser, "streams", default=50)
-        parser.add_argument("--cursor", help="Continue after a list with the same filters.")
+        parser.add_argument("--cursor", help="Continue a list with the same filters at its next_cursor.")
 
         parser = self.add_part("tail", self._tail, example="trip-1 --from 1")
         parser.add_argument("stream_id", metavar="ID")

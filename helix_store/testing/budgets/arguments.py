@@ -1,4 +1,4 @@
-"""The tests of wrong arguments, which are refused before storage is used."""
+"""Tests that wrong arguments are refused before storage is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of turns: the amounts that a step holds, the limits that stop it, and the usage of its commit."""
+"""Tests for turns: the amounts that a step holds, the limits that stop it, and the usage of its commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of setting, reading and deleting budgets."""
+"""Tests for setting, reading and deleting budgets."""
 
 from __future__ import annotations
 

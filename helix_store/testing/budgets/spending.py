@@ -1,4 +1,4 @@
-"""The tests of the amount spent, which is always the sum of the ledger."""
+"""Tests for the amount spent, which is always the sum of the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of acquiring a lock, from synchronous and asynchronous code."""
+"""Tests for acquiring a lock, from synchronous and asynchronous code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of a lock's terms and their fencing tokens."""
+"""Tests for a lock's terms and their fencing tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of approvals: who may answer, to which content, and how many people must."""
+"""Tests for approvals: who may answer, what exactly they approve, and how many people must approve."""
 
 from __future__ import annotations
 

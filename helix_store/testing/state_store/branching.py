@@ -1,4 +1,4 @@
-"""The tests of branching: a new session starts from a checkpoint of another one."""
+"""Tests for branching: a new session starts from a checkpoint of another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of checkpoints: reading, listing, deleting and pruning."""
+"""Tests for checkpoints: reading, listing, deleting and pruning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of overdue calls: they are found in order, and get their default unless they have an answer."""
+"""Tests for overdue calls: they are found in order, and get their default unless they have an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of errors: they name the id, and the place of the value as a JSON pointer."""
+"""Tests for errors: they name the id, and the place of the value as a JSON pointer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of interrupt requests, which are durable and apply to only one run."""
+"""Tests for interrupt requests: they are durable, and each applies to only one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of listing sessions: the contents of a list, its filters and its order."""
+"""Tests for listing sessions: the contents of a list, its filters and its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of the message history: appending, reading and truncating."""
+"""Tests for the message history: appending, reading and truncating."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of operation ids: a repeated step returns the first result and applies nothing twice."""
+"""Tests for operation ids: a repeated step returns the first result and applies nothing twice."""
 
 from __future__ import annotations
 

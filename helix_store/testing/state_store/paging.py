@@ -1,4 +1,4 @@
-"""The tests of pages of sessions: limits, offsets and cursors."""
+"""Tests for pages of sessions: limits, offsets and cursors."""
 
 from __future__ import annotations
 

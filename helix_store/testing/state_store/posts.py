@@ -41,7 +41,7 @@ def _texts(store: PostStore, session_id: str) -> list[Any]:
 
 
 class PostContract(StoreTests):
-    """The tests of `post_message` and the other calls of posts, for a store that has them."""
+    """Tests for `post_message` and the other calls for posts, for a store that has them."""
 
     @pytest.fixture
     def store(self) -> PostStore:

@@ -1,4 +1,4 @@
-"""The tests of restoring a checkpoint: state and messages are restored, and the version increases."""
+"""Tests for restoring a checkpoint: state and messages are restored, and the version increases."""
 
 from __future__ import annotations
 

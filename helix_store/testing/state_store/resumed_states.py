@@ -1,4 +1,4 @@
-"""The tests of saving a state that `resume` returned: the fields that it cleared stay cleared."""
+"""Tests for saving a state that `resume` returned: the fields that it cleared stay cleared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of runs. A run is the record of one turn of a session."""
+"""Tests for runs. A run is the record of one turn of a session."""
 
 from __future__ import annotations
 

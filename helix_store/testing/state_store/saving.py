@@ -1,4 +1,4 @@
-"""The tests of saving a state, and of merging changes into custom_state."""
+"""Tests for saving a state, and for merging changes into custom_state."""
 
 from __future__ import annotations
 

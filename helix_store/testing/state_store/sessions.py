@@ -1,4 +1,4 @@
-"""The tests of creating, loading and deleting sessions."""
+"""Tests for creating, loading and deleting sessions."""
 
 from __future__ import annotations
 

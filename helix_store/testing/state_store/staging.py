@@ -1,4 +1,4 @@
-"""The tests of changes staged by tool calls, and of their promotion."""
+"""Tests for changes staged by tool calls, and for their promotion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of statuses, compare-and-set and counters."""
+"""Tests for statuses, compare-and-set and counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of the atomic step: state, messages, staged changes and checkpoint in one write."""
+"""Tests for the atomic step: state, messages, staged changes and checkpoint in one write."""
 
 from __future__ import annotations
 

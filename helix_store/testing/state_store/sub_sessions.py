@@ -1,4 +1,4 @@
-"""The tests of refs to the sub-agents that a session started."""
+"""Tests for refs to the sub-agents that a session has started."""
 
 from __future__ import annotations
 

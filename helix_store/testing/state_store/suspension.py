@@ -1,4 +1,4 @@
-"""The tests of suspending a session, and of resuming it once."""
+"""Tests for suspending a session, and for resuming it exactly once."""
 
 from __future__ import annotations
 

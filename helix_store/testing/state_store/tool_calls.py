@@ -1,4 +1,4 @@
-"""The tests of tool calls that a client answers: routed to their owner, answered once, taken once."""
+"""Tests for tool calls that a client answers: routed to their owner, answered once, taken once."""
 
 from __future__ import annotations
 

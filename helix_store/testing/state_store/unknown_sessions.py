@@ -1,4 +1,4 @@
-"""The tests of unknown sessions: ids that do not exist, and ids of another tenant."""
+"""Tests for unknown sessions: ids that do not exist, and ids of another tenant."""
 
 from __future__ import annotations
 

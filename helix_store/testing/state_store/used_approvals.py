@@ -1,4 +1,4 @@
-"""The tests of using an approval: exactly what was approved, once, and in one step."""
+"""Tests for using an approval: exactly what was approved, once, and in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of versions and fencing tokens: which writes make a new version, and which are fenced out."""
+"""Tests for versions and fencing tokens: which writes make a new version, and which are fenced out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of a stream's life, and of the fencing of its changes."""
+"""Tests for a stream's life, and for the fencing of its changes."""
 
 from __future__ import annotations
 

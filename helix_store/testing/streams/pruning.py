@@ -1,4 +1,4 @@
-"""The tests of pruning and leases: readers are told about removed chunks and about a writer that died."""
+"""Tests for pruning and leases: readers are told about removed chunks and about a writer that died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of readers: everything after a position, once and in order, until the stream ends or pauses."""
+"""Tests for readers: everything after a position, once and in order, until the stream ends or pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of writers: sequences without gaps, exact chunks, and the errors of a late write."""
+"""Tests for writers: sequences without gaps, exact chunks, and the errors of a late write."""
 
 from __future__ import annotations
 

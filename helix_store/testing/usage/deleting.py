@@ -1,4 +1,4 @@
-"""The tests of deleting usage, and of deleting its session."""
+"""Tests for deleting usage, and for deleting its session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of queries over all sessions of a tenant."""
+"""Tests for queries over all sessions of a tenant."""
 
 from __future__ import annotations
 

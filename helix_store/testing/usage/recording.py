@@ -1,4 +1,4 @@
-"""The tests of recording entries and reading them back."""
+"""Tests for recording entries and reading them back."""
 
 from __future__ import annotations
 

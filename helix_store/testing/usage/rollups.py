@@ -1,4 +1,4 @@
-"""The tests of the rollups of a session and of a tree of sessions."""
+"""Tests for the rollups of a session and of a tree of sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of usage over time."""
+"""Tests for usage over time."""
 
 from __future__ import annotations
 
