@@ -75,7 +75,7 @@ def checkpoints_keep() -> int | None:
 
 
 def retention() -> RetentionPolicy:
-    """Return the policy for keeping sessions, checkpoints, streams and usage."""
+    """Return the retention policy for sessions, checkpoints, streams and usage."""
     try:
         return RetentionPolicy(**get("RETENTION"))
     except (TypeError, ValueError) as exc:

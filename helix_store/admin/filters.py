@@ -65,7 +65,7 @@ class ChoiceFilter(SimpleListFilter):
 
 
 class TenantFilter(SimpleListFilter):
-    """A filter that offers the table's tenants if there are several, and enables the indexes by tenant."""
+    """A filter that offers the table's tenants if there are several, so that indexes by tenant apply."""
 
     title = _("tenant")
     parameter_name = "tenant"

@@ -305,9 +305,9 @@ def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _session_number(connection: BaseDatabaseWrapper) -> int:
-    """Open the connection and return the number that its session has on the server.
+    """Open the connection and return the process ID of the server's backend that serves it.
 
-    It is 0 on SQLite, and with a driver that cannot report it. A pooler makes up this number.
+    It is 0 on SQLite, and with a driver that cannot report it. A pooler reports an ID of its own.
     """
     if connection.vendor != "postgresql":
         return 0

@@ -115,10 +115,10 @@ def _frames_of(thread: int) -> list[FrameType]:
     """Return the frames of a thread, innermost first.
 
     A single call of a built-in method creates them all, so that the thread cannot continue in the meantime:
-    CPython 3.11 has crashed in ``f_back`` of a frame that had ended. For the same reason, no garbage may be
-    collected here. In addition, CPython before 3.12.4 holds the lock of its threads while it creates the
-    frames. A garbage collection may run code that lets another thread continue. That thread would wait for
-    the lock when it ends, and block all other threads.
+    CPython 3.11 has crashed in ``f_back`` of a frame that had ended. For the same reason, the garbage
+    collector must not run here. In addition, CPython before 3.12.4 holds the lock of its threads while it
+    creates the frames. A garbage collection may run code that lets another thread continue. That thread would
+    wait for the lock when it ends, and block all other threads.
     """
     current = map(operator.methodcaller("get", thread), map(operator.call, [sys._current_frames]))
     frames: list[Any] = []

@@ -216,7 +216,7 @@ class ItemLog(DatabaseOperations):
         return copied
 
     def clear(self, *, fencing_token: int | None = None) -> int:
-        """Delete all items of the lane and return their number. Safe to repeat."""
+        """Delete all items in the lane and return their number. Safe to repeat."""
         return self._clear(self.lane, guard(fencing_token=fencing_token))
 
     def delete_lane(self, lane: str, *, fencing_token: int | None = None) -> int:
@@ -229,7 +229,7 @@ class ItemLog(DatabaseOperations):
 
     @writes
     def _clear(self, lane: str | None, guard: Guard) -> int:
-        """Delete the items of a lane, or of all lanes."""
+        """Delete the items in a lane, or in all lanes."""
         head = self._locked(guard)
         if head is None:
             return 0
@@ -333,7 +333,7 @@ class ItemLog(DatabaseOperations):
         return _item_of(rows[0]) if rows else None
 
     def count(self) -> int:
-        """Return the number of items of the lane."""
+        """Return the number of items in the lane."""
         ((count,),) = self.db.read(sql.COUNT, self._lane)
         return int(count)
 

@@ -5,7 +5,7 @@ from typing import Final
 from helix_store.catalogue import Table
 from helix_store.models import Lock
 
-_LEASE: Final = "The lease belongs to a process that writes to the other database. Only the token must grow."
+_LEASE: Final = "The lease belongs to a process that writes to the other database. Only the token is copied."
 
 TABLES: Final = (
     Table(

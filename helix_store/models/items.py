@@ -1,4 +1,4 @@
-"""The items of a session in lanes, in addition to its messages, for agent frameworks."""
+"""Items: ordered rows in the lanes of a session, which agent frameworks keep in addition to messages."""
 
 from __future__ import annotations
 

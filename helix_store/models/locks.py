@@ -11,8 +11,8 @@ from helix_store.models.fields import CallIdField, IdentifierField, MomentField
 
 
 class Lock(models.Model):
-    """One row for each lock name. It is never deleted, because its token must grow; without an expiry it is
-    free.
+    """One row for each lock name. It is never deleted, because its token must never decrease. A lock without
+    an expiry is free.
     """
 
     tenant = IdentifierField(default="", blank=True)

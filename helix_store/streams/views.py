@@ -160,9 +160,9 @@ async def permitted_tenant(request: HttpRequest, stream_id: str, *, permission: 
 async def _without_request_thread(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Release the thread and the connections of the request, then send the body.
 
-    A response can last for hours. Until its end, Django keeps a thread for the request, with the connection
-    that loaded the session. Middleware uses that thread until the body starts. Synchronous code that runs
-    later in the request gets another thread.
+    A response can last for hours. Django keeps a thread for the request until the response ends, with the
+    connection that loaded the session. Middleware uses that thread until the body starts. Synchronous code
+    that runs later in the request gets another thread.
     """
     async with aclosing(body):
         await _end_request_thread()

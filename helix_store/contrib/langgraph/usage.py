@@ -39,7 +39,7 @@ class UsageRecorder(BaseCallbackHandler):
     not recorded; neither is a response from LangChain's cache, or a tool that waits for a person.
 
     Each call is recorded in one transaction after the response. An error does not stop the agent: LangChain
-    logs it as a warning of ``langchain_core.callbacks.manager``. Set ``raise_error`` to raise it.
+    logs a warning to the logger ``langchain_core.callbacks.manager``. Set ``raise_error`` to raise it.
     """
 
     # Most events are ends of chains and retrievers, which do not report usage.

@@ -45,7 +45,7 @@ _threads: Final = PerProcess(lambda: ThreadPoolExecutor(thread_name_prefix="heli
 class DjangoSessionRepository(SessionRepository):
     """Sessions of Strands as items of sessions, in the database ``using`` and one tenant.
 
-    A session of Strands is one session here. Its agents are items of a lane, and the messages of each agent
+    A session of Strands is one session here. Its agents are items in a lane, and the messages of each agent
     are a lane. Every write is one transaction under the session's lock. The usage of the model's responses is
     recorded in the usage ledger in the same transaction, under the name ``model``, unless that is ``None``. A
     write sets ``user_id`` as the user of a session without one, and raises `ConflictError` if the session
