@@ -250,16 +250,16 @@ class ReadOnlyAdmin(ModelAdmin):
         ]
 
     def page_url(self, model: type[Model], key: Any) -> str:
-        """Return the address of a row's page."""
+        """Return the URL of a row's page."""
         return self.view_url(model, "change", key)
 
     def list_url(self, model: type[Model], **filters: Any) -> str:
-        """Return the address of a model's list, filtered by exact values."""
+        """Return the URL of a model's list, filtered by exact values."""
         address = self.view_url(model, "changelist")
         return f"{address}?{urlencode(filters)}" if address and filters else address
 
     def view_url(self, model: type[Model], view: str, *arguments: Any) -> str:
-        """Return the address of a view of a model's admin, or an empty string for an unregistered model."""
+        """Return the URL of a view of a model's admin, or an empty string for an unregistered model."""
         if not self.admin_site.is_registered(model):
             return ""
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{view}"

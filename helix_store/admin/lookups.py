@@ -1,4 +1,4 @@
-"""The lookups that the address of a list may contain.
+"""The lookups that the URL of a list may contain.
 
 Django answers every lookup on a model's own columns. A lookup on a hidden column would reveal whether its
 text contains a letter, and a regular expression could keep the database busy for minutes. A list therefore

@@ -1,6 +1,6 @@
 """Operations that people start from the admin: confirmation pages, buttons, list actions and their log.
 
-A form posts to the address of its operation, with the guard's value that its page showed. A GET request never
+A form posts to the URL of its operation, with the guard's value that its page showed. A GET request never
 changes anything; it shows the form of the operation.
 """
 
@@ -48,7 +48,7 @@ class Button(NamedTuple):
 
 
 class OperatedAdmin(ReadOnlyAdmin):
-    """An admin with addresses for operations on a row and on the whole table, and for related lists.
+    """An admin with URLs for operations on a row and on the whole table, and for related lists.
 
     The user needs permission to view the page and permission for the operation. The list shows, above
     its rows, the operations that the user may run on the table.
@@ -58,7 +58,7 @@ class OperatedAdmin(ReadOnlyAdmin):
     table_operations: ClassVar[Sequence[Action]] = ()
 
     side_lists: ClassVar[Mapping[str, type[OperatedAdmin]]] = {}
-    """Lists of some of the table's rows, with their own columns, keyed by the last part of their address."""
+    """Lists of some of the table's rows, with their own columns, keyed by the last part of their URL."""
 
     heading: ClassVar[Any] = ""
     """The title of a side list."""

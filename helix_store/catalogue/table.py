@@ -25,8 +25,8 @@ class Branch:
     """A branch of a session, in the transaction that creates it. The row of its source is locked.
 
     ``source`` and ``target`` are the keys of their session rows. ``message_count`` is the number of messages
-    that the branch copies. ``checkpoint_id`` is its starting point, if the caller named one. A row
-    existed at that checkpoint if it is older than the session's ``version`` and not younger than ``until``.
+    that the branch copies. ``checkpoint_id`` is its starting point, if the caller named one. A row existed at
+    that checkpoint if it was stored before the session's ``version`` and no later than ``until``.
     """
 
     db: Database

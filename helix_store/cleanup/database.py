@@ -131,7 +131,7 @@ class DatabaseCleanup:
         """Lock the row, delete the snapshots and mark the session, all in one transaction.
 
         Return `BUSY` if the session has changed since `inspect`, and with ``wait=False`` if another worker
-        has locked it. An error of ``delete_snapshots`` is raised and leaves the session unchanged.
+        has locked it. If ``delete_snapshots`` raises an error, the session is left unchanged.
         """
         unchanged = self._with_keys([candidate.key]).filter(version=candidate.version)
 

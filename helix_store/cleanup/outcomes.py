@@ -132,7 +132,7 @@ class ErasureReceipt(Counts):
     ``subject`` is ``user``, ``session`` or ``tenant``. ``deleted`` and ``changed`` are numbers of rows by
     table; ``changed`` rows belong to others and lost their reference to the erased data. ``sessions_left``
     counts trees in use, and sources of branches in use; ``errors`` counts trees with a problem. ``complete``
-    is true if nothing was left.
+    is true if nothing is left to erase.
     """
 
     subject: str

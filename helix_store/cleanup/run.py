@@ -345,7 +345,7 @@ class _Cleaner:
         outcome = self.backend.mark(candidate, partial(_delete_snapshots, snapshots, deleted), wait=wait)
         if left is not None and outcome is CleanupOutcome.MARKED:
             self._count_problem(key)
-            logger.error("Session %r has expired, but its workspaces were left: %s", key.session_id, left)
+            logger.error("Session %r has expired, but its workspaces remain: %s", key.session_id, left)
         return outcome
 
     def _apply_defaults(self, key: SessionKey) -> None:

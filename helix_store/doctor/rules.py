@@ -137,7 +137,7 @@ _ALL: Final = (
     Rule(
         "state-unneeded",
         _ERROR,
-        "A session keeps a state between checkpoints that it does not point at: its next save fails.",
+        "A session has a state between checkpoints that is not its current one: its next save fails.",
         "Run it with --fix. A state newer than the current one is kept: decide which of them is right.",
         "delete the state that is older than the current one",
     ),

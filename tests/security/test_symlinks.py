@@ -273,6 +273,6 @@ def test_a_walk_beyond_its_bounds_leaves_the_folder_and_lets_the_session_expire(
     summary = cleanup(StorageWorkspaceProvider(provider.storage, max_depth=8))
     assert summary == CleanupSummary(detected=2, marked=2, errors=1, snapshots_deleted=1)
     assert files(folder) == ["own.tar"]
-    assert "'hostile' has expired, but its workspaces were left: max_depth" in caplog.text
+    assert "'hostile' has expired, but its workspaces remain: max_depth" in caplog.text
     # It is over: no later cleanup meets it again.
     assert cleanup(StorageWorkspaceProvider(provider.storage, max_depth=8)) == CleanupSummary()

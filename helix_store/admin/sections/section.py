@@ -94,21 +94,21 @@ class SessionView:
         return next(iter(self.buttons(operation)), None)
 
     def url(self, section: str = "", **query: Any) -> str:
-        """Return the address of this session's page with a section, by default the current one."""
+        """Return the URL of this session's page with a section, by default the current one."""
         given = {name: value for name, value in query.items() if value is not None}
         address = self.page.page_url(Session, self.session.pk)
         return f"{address}?{urlencode({'section': section or self.section, **given})}"
 
     def list_url(self, model: type[Model]) -> str:
-        """Return the address of the list of this session's rows."""
+        """Return the URL of the list of this session's rows."""
         return self.page.list_url(model, **{OF_SESSION: self.session.pk})
 
     def text(self, name: str) -> str:
-        """Return a parameter of the address, cut to a reasonable length."""
+        """Return a query parameter, cut to a reasonable length."""
         return self.request.GET.get(name, "")[:_LONGEST_PARAMETER]
 
     def number(self, name: str) -> int | None:
-        """Return a whole number from the address, or ``None`` for anything else."""
+        """Return a query parameter as a whole number, or ``None`` for anything else."""
         text = self.text(name)
         return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
@@ -127,7 +127,7 @@ class SessionView:
         self.texts.update(zip(starts, found, strict=True))
 
     def session_urls(self, session_ids: Iterable[str | None]) -> dict[str, str]:
-        """Return the addresses of this tenant's sessions that have one of these ids."""
+        """Return the URLs of this tenant's sessions that have one of these ids."""
         wanted = {session_id for session_id in session_ids if session_id is not None}
         if not wanted:
             return {}
@@ -172,7 +172,7 @@ def decoded(text: str | None, *, limit: int | None = DOCUMENT_LIMIT) -> Any:
 
 
 class Section:
-    """A section of the session page with its own address. It reads nothing until it is shown.
+    """A section of the session page with its own URL. It reads nothing until it is shown.
 
     ``needs`` are the models whose rows it shows. Users who may not view all of these models do not see the
     section.

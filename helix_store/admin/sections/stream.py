@@ -100,7 +100,7 @@ def _writer(stream: StreamRow) -> Any:
 
 
 def _live_url(view: SessionView, stream: StreamRow) -> str:
-    """Return the address of the events if the project has one and the user may read this tenant's stream."""
+    """Return the URL of the events if the project has one and the user may read this tenant's stream."""
     permission = conf.stream_permission()
     if permission is None or stream.status in (StreamStatus.ENDED, StreamStatus.FAILED):
         return ""

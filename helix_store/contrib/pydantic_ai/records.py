@@ -140,7 +140,7 @@ def _validated(adapter: TypeAdapter[Any], texts: Sequence[str]) -> Any:
     try:
         return adapter.validate_python(values)
     except ValidationError as exc:
-        reason = f"{exc.error_count()} fields do not fit"
+        reason = f"{exc.error_count()} invalid fields"
     # This is raised outside the handler because Pydantic's error contains the values.
     raise IntegrityFault(
         f"The installed pydantic-ai cannot read a stored conversation ({reason}); was it stored by another "

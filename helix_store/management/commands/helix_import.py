@@ -69,7 +69,7 @@ class Command(StoreCommand):
         store.add_argument(
             "--leave-tables",
             action="store_true",
-            help="Accept that tables without a counterpart here are left, such as entities and facts.",
+            help="Accept that tables without a counterpart, such as entities and facts, are not imported.",
         )
         store.add_argument(
             "--dry-run",

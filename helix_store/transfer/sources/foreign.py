@@ -95,7 +95,7 @@ class ForeignSource(ABC):
         return head
 
     def _without_table_here(self, *tables: str) -> Iterator[Problem]:
-        """Report rows of tables without a counterpart here, unless the origin allows them to be left."""
+        """Report rows of tables without a counterpart here, unless the origin lets them be left out."""
         for table, count in self._reader.row_counts(*tables).items():
             self.tally.found[table] += count
             if count:
