@@ -394,7 +394,7 @@ _STORE: Final[Calls] = {
     "resume": _of("store", "resume", "suspended"),
     "post_message": _of_store("post_message", _MESSAGE),
     "post_message behind other posts": _behind_a_post("post_message", "s", _MESSAGE, key="new"),
-    "post_message again": _behind_a_post("post_message", "s", _MESSAGE, key="key"),
+    "post_message with a known key": _behind_a_post("post_message", "s", _MESSAGE, key="key"),
     "list_posts": _behind_a_post("list_posts", "s"),
     "withdraw_post": lambda faces: partial(
         faces.store.withdraw_post, "s", faces.store.post_message("s", _MESSAGE).post_id
@@ -475,7 +475,7 @@ def _turn_after_a_dead_worker(faces: Faces) -> Call:
 _HANDLE: Final[Calls] = {
     "load": _of("handle", "load"),
     "messages": _of("handle", "messages"),
-    "messages of the end": _of("handle", "messages", last=2),
+    "messages from the end": _of("handle", "messages", last=2),
     "say": _of("handle", "say", _MESSAGE),
     "post": _of("handle", "post", _MESSAGE),
     "posts": _of("handle", "posts"),

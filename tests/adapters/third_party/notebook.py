@@ -25,7 +25,7 @@ class Notebook:
 
         def store(session: LockedSession) -> None:
             if attachment is not None:
-                # Locked, so that a deletion which ends meanwhile does not take it away.
+                # Lock the row, so that a concurrent deletion cannot delete it.
                 Attachment.objects.using(session.alias).select_for_update().get_or_create(
                     tenant=session.tenant, digest=values["attachment"], defaults={"content": attachment}
                 )

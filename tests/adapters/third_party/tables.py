@@ -31,7 +31,7 @@ def register() -> None:
 
 def drop_attachments(db: Database, keys: Collection[int]) -> dict[type[Model], int]:
     """Delete the attachments that only pages of these sessions have."""
-    # Locked by a statement before: the deletion sees the pages that were written until then.
+    # Lock them in a statement of its own first, so that the deletion sees the pages written until then.
     list(attachments_of_these(db, keys).select_for_update().order_by("digest").values_list("pk"))
     deleted, _ = attachments_of_these_alone(db, keys).delete()
     return {Attachment: deleted}
