@@ -1,4 +1,4 @@
-"""The action that answers a call: with a decision, or with a text that becomes the call's result or error."""
+"""The action that answers a call: with a decision, or with text that becomes the call's result or error."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class AnswerForm(ReasonForm):
         required=False,
         max_length=_LONGEST_VALUE,
         widget=forms.Textarea(attrs={"rows": 3}),
-        help_text=_("JSON. A text that is not JSON is used as it is."),
+        help_text=_("JSON. Text that is not JSON is used as it is."),
     )
     edit = forms.CharField(
         label=_("Input to approve instead, as JSON"),

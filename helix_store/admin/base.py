@@ -68,13 +68,13 @@ class ReadOnlyAdmin(ModelAdmin):
     """
 
     link_lookups: ClassVar[tuple[str, ...]] = ()
-    """Exact lookups that links to this list use in the address, besides those of ``list_filter``."""
+    """Exact lookups that links to this list use in the URL, besides those of ``list_filter``."""
 
     of_other_models: ClassVar[Mapping[str, type[Model]]] = {}
     """Columns and fields that show rows of another model. They require the permission to view that model."""
 
     orders: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Orders of the list, by the parameter ``order`` of its address. Without it, ``ordering`` applies."""
+    """Orders of the list, by its query parameter ``order``. Without it, ``ordering`` applies."""
 
     list_texts: ClassVar[Mapping[str, Any]] = {}
     """The payload parts that the columns of the list show, by the attribute of a row that receives them."""
@@ -179,7 +179,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return self.requested_row(request, object_id)
 
     def requested_row(self, request: HttpRequest, object_id: str) -> Any:
-        """Return the row that the address names, or a redirect to the list if it does not exist."""
+        """Return the row that the URL names, or a redirect to the list if it does not exist."""
         row = self.get_object(request, unquote(object_id))
         if row is not None:
             return row

@@ -39,7 +39,7 @@ class OfOneTypeTenantFilter(TenantFilter):
 
 
 class CheckpointerTable(SessionTable):
-    """The sessions of one agent type, at an address below the list of all sessions."""
+    """The sessions of one agent type, at a URL below that of the list of all sessions."""
 
     agent_type: ClassVar[str]
     list_filter = (ChangedFilter, OfOneTypeTenantFilter)

@@ -50,7 +50,7 @@ def badge(label: str) -> SafeString:
 
 
 def link(url: str, label: str) -> SafeString:
-    """Return a link, or only its label if there is no address."""
+    """Return a link, or only its label if there is no URL."""
     return format_html('<a href="{}">{}</a>', url, label) if url else format_html("{}", label)
 
 

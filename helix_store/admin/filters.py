@@ -40,7 +40,7 @@ def start_of_day(*, days_ago: int = 0) -> datetime:
 
 
 def overdue_posts(using: str, *, limit: int) -> dict[int, datetime]:
-    """Return since when the posts are due that a worker could have received, by the key of the session."""
+    """Return the due times of posts that a worker could have received, by the key of the session."""
     latest = moments.now() - _PATIENCE
     due = find_due_sessions(Database(using, ""), limit, of_all=True)
     return {each.key: as_utc(each.due_at) for each in due if as_utc(each.due_at) <= latest}

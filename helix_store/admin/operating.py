@@ -40,7 +40,7 @@ _LONGEST_TITLE: Final = 200
 
 
 class Button(NamedTuple):
-    """A button for an operation: the address that it posts to, and the guard's value that the page showed."""
+    """A button for an operation: the URL that it posts to, and the guard's value that the page showed."""
 
     operation: Action
     url: str
@@ -141,7 +141,7 @@ class OperatedAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(self._next(request, row))
 
     def _next(self, request: HttpRequest, row: Any) -> str:
-        """Return the address to continue at: the page that asked, the row's page, or the list."""
+        """Return the URL to continue at: the page that asked, the row's page, or the list."""
         given = request.POST.get(NEXT, "")
         if given and url_has_allowed_host_and_scheme(given, {request.get_host()}, request.is_secure()):
             return given
@@ -234,7 +234,7 @@ def log(
 
 
 def _named_by(request: HttpRequest, operation: Action) -> dict[str, Any]:
-    """Return the values in the address for the hidden fields, which identify the subject of the operation.
+    """Return the values in the URL for the hidden fields, which identify the subject of the operation.
 
     The user fills in the other fields. A link must not fill them in.
     """

@@ -1,4 +1,4 @@
-"""The page of one session: a summary, and one section at a time, each with its own address."""
+"""The page of one session: a summary, and one section at a time, each with its own URL."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SessionPage(OperatedAdmin):
         return self.row_page(request, row, self.page_context(request, row, Waits.name))
 
     def _chosen(self, view: SessionView, visible: list[Section]) -> Section:
-        """Return the section that the address names, or the first one that the user may view."""
+        """Return the section that the URL names, or the first one that the user may view."""
         asked = view.section or view.text("section")
         if not asked:
             return visible[0]

@@ -64,7 +64,7 @@ class SessionTable(OperatedAdmin):
         yield from super().list_notes(request)
         found: Found | None = getattr(request, "found", None)
         if found is not None and found.is_bounded:
-            words = gettext("Words were looked for in the newest %(count)s sessions only.")
+            words = gettext("Only the newest %(count)s sessions were searched for words.")
             yield words % {"count": f"{NEWEST_SEARCHED:,}"}
         if found is not None and found.is_cut:
             words = gettext(

@@ -26,7 +26,7 @@ def lazily(
             if root in ("", "helix_store"):
                 raise
             is_missing = isinstance(exc, ModuleNotFoundError) and exc.name in (root, within)
-            need, option = ("", "") if is_missing else (f" in another version than {_installed(root)}", "-U ")
+            need, option = ("", "") if is_missing else (f" in a version other than {_installed(root)}", "-U ")
             raise ImportError(
                 f'{name} needs {framework}{need}: pip install {option}"helix_store[{extra}]"', name=exc.name
             ) from exc

@@ -339,7 +339,7 @@ def _is_same_or_inside(segments: list[_Segment], parent: list[_Segment]) -> bool
 def _list_index(segment: _Segment, end: int) -> int:
     """Return the index below ``end`` that a segment refers to.
 
-    A text must be a number as JavaScript prints it: JavaScript reads "01", "-1" and "x" as property names.
+    Text must be a number as JavaScript prints it: JavaScript reads "01", "-1" and "x" as property names.
     """
     if isinstance(segment, str):
         if not _INDEX.fullmatch(segment):

@@ -9,7 +9,7 @@ hold, take one of two forms:
 
 - They are written as JSON escapes (``\\udc00``), which any JSON reader understands.
 - The escapes of a high surrogate and the low one after it would be read back as a single astral character.
-  A text that holds such a pair is stored as ``~`` followed by its bytes (UTF-8, surrogates
+  Text that holds such a pair is stored as ``~`` followed by its bytes (UTF-8, surrogates
   included) as Latin-1 characters. No JSON text begins with ``~``.
 """
 

@@ -42,7 +42,7 @@ class CutText(str):
 class Part:
     """A part of a message. ``name`` and ``call_id`` belong to a tool call, or to the call of a result.
 
-    The ``text`` of a call holds its arguments. The ``text`` of a file is its address or its length, and its
+    The ``text`` of a call holds its arguments. The ``text`` of a file is its URL or its length, and its
     ``name`` is the name of the file or its media type.
     """
 
@@ -217,7 +217,7 @@ def _result(item: Mapping[str, Any]) -> Part:
 
 
 def _file(item: Mapping[str, Any], kind: str) -> Part:
-    """Return a file, with its address or the length of its data. If it has neither, return ``other``."""
+    """Return a file, with its URL or the length of its data. If it has neither, return ``other``."""
     nested = (item.get(key) for key in (kind, "source", "content"))
     facts: dict[str, Any] = dict(item)
     for each in nested:

@@ -102,7 +102,7 @@ def streams(db: Database, keys: list[int]) -> Iterator[Fault]:
 def _stream_faults(
     floor: int, last_sequence: int, number: int, first: int | None, last: int | None
 ) -> Iterator[str]:
-    """Yield the rules that a stream's head breaks, given the number of chunks and the first and last."""
+    """Yield the rules that a stream's head breaks, given its number of chunks and the ends of their range."""
     newest = floor if last is None else last
     if last_sequence != newest:
         yield "stream-last-off"

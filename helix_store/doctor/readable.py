@@ -51,7 +51,7 @@ from helix_store.sessions.layout import HEAD_FIELDS, JSON_COLUMNS
 from helix_store.sessions.reading import checkpoint_state, current_state
 
 _PAGE: Final = 50
-"""The most rows whose payloads are in memory at once. Each payload may be as long as the limits allow."""
+"""The maximum number of rows whose payloads are in memory at once: each may be as long as the limits."""
 
 _SOUND_ENVELOPE: Final = '{"agent_type":"any","status":"active"}'
 

@@ -27,7 +27,7 @@ _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
 
 _STATES: Final = "('state', 'step', 'base')"
-"""The kinds that have the session's version. Graphs and snapshots number their checkpoints by themselves."""
+"""The kinds that have the session's version. Graphs and snapshots number their checkpoints on their own."""
 
 
 def _checkpoints(condition: str, *, join: str = "") -> Statement:

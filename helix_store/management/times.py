@@ -46,7 +46,7 @@ def age_in_days(text: str) -> timedelta:
     except (OverflowError, ValueError):
         age = timedelta(-1)
     if not validation.is_age(age):
-        raise argparse.ArgumentTypeError(f"expected days, at most a hundred years of them, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number of days, at most a hundred years, got {text!r}")
     return age
 
 

@@ -195,7 +195,7 @@ def read_start(start: str, limit: int = PREVIEW_SOURCE) -> tuple[dict[str, Any] 
 def said_at_start(start: str) -> str | None:
     """Return the content of a message whose stored text begins with ``start``, or ``None`` if unreadable.
 
-    A text of more than `PREVIEW_SOURCE` characters counts as cut off.
+    Text of more than `PREVIEW_SOURCE` characters counts as cut off.
     """
     message, is_cut = read_start(start)
     if message is None:

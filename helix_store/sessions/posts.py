@@ -83,7 +83,7 @@ def checked_states(states: Any) -> tuple[PostState, ...]:
     except TypeError:
         given = {None}
     if isinstance(states, str) or not given <= set(_STATES):
-        raise InvalidQuery(f"states must be some of {', '.join(_STATES)}.", path="states")
+        raise InvalidQuery(f"states must be one or more of {', '.join(_STATES)}.", path="states")
     return tuple(state for state in _STATES if state in given)
 
 

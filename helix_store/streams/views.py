@@ -110,7 +110,7 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
 
 def _position(request: HttpRequest) -> int:
     """Return the position of the request. Raises `InvalidQuery`."""
-    # A browser that reconnects sends the header with the first address, so the header is newer.
+    # A browser that reconnects sends the header with the first URL, so the header is newer.
     text = request.headers.get("Last-Event-ID") or request.GET.get("from") or "0"
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise InvalidQuery("A position must be a whole number.", path="from")

@@ -219,7 +219,7 @@ def _base64_text(value: Any) -> str:
 def _bytes(value: Any) -> bytes:
     content = base64.b64decode(_exactly(str, value), validate=True)
     if _base64_text(content) != value:
-        raise ValueError("expected the one form that base64 (RFC 4648) has for these bytes")
+        raise ValueError("expected the canonical base64 form (RFC 4648) of these bytes")
     return content
 
 
@@ -236,7 +236,7 @@ def _moment(value: Any) -> datetime:
 
 def _text(max_length: int | None, value: Any) -> str:
     if _NOT_STORABLE.search(_exactly(str, value)):
-        raise ValueError("a database cannot store NUL and lone surrogates in a text")
+        raise ValueError("a database cannot store NUL and lone surrogates in text")
     if max_length is not None and len(value) > max_length:
         raise ValueError(f"expected at most {max_length} characters")
     return str(value)

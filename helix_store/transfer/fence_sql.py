@@ -24,10 +24,10 @@ _FENCES: Final = f'"{FENCES}"'
 _LOG: Final = f'"{table_name("moved_change")}"'
 
 COPYING: Final = "copying"
-"""The phase before the fence: writers continue, and their changes are logged."""
+"""The phase before the fence is up: writers continue, and their changes are logged."""
 
 FENCED: Final = "fenced"
-"""The phase behind the fence, until the last changes have been copied."""
+"""The phase in which the fence is up, until the last changes have been copied."""
 
 _TEXT: Final = "helix_store: the tenant is moved to another database"
 

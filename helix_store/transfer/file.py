@@ -230,7 +230,7 @@ class ExportFile:
         if end.get("of") != unit.kind or end.get("counts") != unit.counts:
             self._problem(f"the {unit}, from line {unit.line}, does not have the records that its end counts")
         elif end.get("sha256") != unit.digest.hexdigest():
-            self._problem(f"the {unit}, from line {unit.line}, differs from the export by its sha256")
+            self._problem(f"the {unit}, from line {unit.line}, does not have the sha256 of the export")
         else:
             self.counts.update(unit.counts)
             yield unit.checked()

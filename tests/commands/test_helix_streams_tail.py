@@ -99,7 +99,7 @@ def test_a_paused_stream_ends_the_tail(streams: str) -> None:
 def test_without_following_an_active_stream_is_read_to_its_end_of_now(streams: str) -> None:
     printed, progress = run(streams, "tail", "open", "--no-follow")
     assert len(printed.splitlines()) == 1
-    assert progress.endswith("go on with: manage.py helix_streams tail open --from 1\n")
+    assert progress.endswith("continue with: manage.py helix_streams tail open --from 1\n")
     assert run(streams, "tail", "open", "--no-follow", "--from", "1")[0] == ""
     assert run(streams, "tail", "open", "--no-follow", "--from", "9")[0] == ""
 
@@ -218,7 +218,7 @@ def test_a_signal_stops_it_while_it_waits_and_it_says_where_to_go_on(
     printed, progress = run(alias, "tail", "live", "--tenant", tenant, stdout=Output(stop))
     assert printed == '     1  text  text="part 1"\n'
     assert progress == (
-        "Stopped after sequence 1; go on with: "
+        "Stopped after sequence 1; continue with: "
         f"manage.py helix_streams tail live --tenant {tenant} --from 1\n"
     )
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before

@@ -89,7 +89,7 @@ def test_too_old_a_framework_is_said_to_be_too_old_and_not_to_be_missing(
     package: str, module: str, name: str, distribution: str
 ) -> None:
     ended = _run(_OLD.format(module=module, package=package, name=name))
-    assert f"in another version than {distribution} {version(distribution)}" in ended
+    assert f"in a version other than {distribution} {version(distribution)}" in ended
     assert ended.endswith(f'pip install -U "helix_store[{PACKAGES[package][1]}]"\n')
 
 

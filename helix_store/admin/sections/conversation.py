@@ -39,7 +39,7 @@ class Conversation(Section):
         return view.may_view(Message) or any(view.may_view(*each.needs) for each in conversations())
 
     def context(self, view: SessionView) -> dict[str, Any]:
-        """Return the conversation that the address names, by default the store's own messages."""
+        """Return the conversation that the URL names, by default the store's own messages."""
         asked, thread = view.text("of"), view.request.GET.get("thread")
         first = None if (start := view.number("start")) is None else max(1, start)
         pages: dict[str, ConversationPage] = {}
@@ -60,7 +60,7 @@ class Conversation(Section):
         return {**shown, "choices": [each for each in choices if each]}
 
     def _own(self, view: SessionView) -> dict[str, Any]:
-        """Return the page of the store's own messages that the address names, by default the newest one."""
+        """Return the page of the store's own messages that the URL names, by default the newest one."""
         if not view.may_view(Message):
             return {"blocks": []}
         total = view.session.message_count
@@ -253,7 +253,7 @@ def _after(called: datetime | None, answered: datetime | None) -> str:
 def _one(part: Part, limit: int) -> dict[str, Any]:
     """Return a part of a message. If the text is long, its ``rest`` is folded."""
     text = printable(part.text)
-    # A text that is only slightly longer is shown in full.
+    # Text that is only slightly longer is shown in full.
     cut = len(text) if len(text) <= limit * 1.2 else limit
     return {
         "kind": part.kind,

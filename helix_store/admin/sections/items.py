@@ -89,7 +89,7 @@ class Items(Section):
 
 
 def _chosen(view: SessionView, first: str) -> str:
-    """Return the lane that the address names, or the first one. The default lane has an empty name."""
+    """Return the lane that the URL names, or the first one. The default lane has an empty name."""
     try:
         return lane_name(view.request.GET.get("lane", first))
     except (InvalidPayload, LimitExceeded):

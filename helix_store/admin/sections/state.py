@@ -83,7 +83,7 @@ def state_file(view: SessionView) -> HttpResponse:
     text = state_text(view)
     if text is None:
         raise Http404
-    # A text with a leading mark encodes the bytes of a document with lone surrogates.
+    # Text with a leading mark encodes the bytes of a document with lone surrogates.
     body = text[1:].encode("latin-1", "replace") if text.startswith("~") else text.encode(errors="replace")
     name = _NOT_IN_A_NAME.sub("_", view.session.session_id)[:80]
     response = HttpResponse(body, content_type="application/json; charset=utf-8")

@@ -129,7 +129,7 @@ def _whole(view: SessionView, column: str) -> Any:
 def _open(
     view: SessionView, document: Any, button: Button | None, people: _People, used: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the pending calls, or only the one that the address names."""
+    """Return the pending calls, or only the one that the URL names."""
     calls = dict(_items(document))
     named = view.text("call")
     if isinstance(document, dict) and named in document:
@@ -174,7 +174,7 @@ def _part(view: SessionView, key: str, entry: dict[str, Any]) -> dict[str, Any]:
 def _url(view: SessionView, key: str, **query: Any) -> str:
     try:
         return view.url(call=key, **query)
-    except UnicodeEncodeError:  # The id contains a lone surrogate, so no address can contain it.
+    except UnicodeEncodeError:  # The id contains a lone surrogate, so no URL can contain it.
         return ""
 
 

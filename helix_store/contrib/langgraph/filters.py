@@ -121,7 +121,7 @@ def _check_operators(condition: Any) -> None:
     elif _is_operators(condition):
         for name in condition.keys() - _OPERATORS:
             known = ", ".join(sorted(_OPERATORS))
-            raise InvalidQuery(f"filter has an unknown operator; known are {known}.", path=f"filter/{name}")
+            raise InvalidQuery(f"filter has an unknown operator; use one of {known}.", path=f"filter/{name}")
     elif isinstance(condition, dict):
         for inner in condition.values():
             _check_operators(inner)

@@ -304,7 +304,7 @@ def _checked_config(config: TTLConfig | None) -> TTLConfig | None:
     if config is None:
         return None
     for name in config.keys() - _TTL_KEYS:
-        raise InvalidPayload(path=f"ttl/{name}", reason=f"known are {', '.join(sorted(_TTL_KEYS))}")
+        raise InvalidPayload(path=f"ttl/{name}", reason=f"expected one of {', '.join(sorted(_TTL_KEYS))}")
     if config.get("sweep_interval_minutes") is not None:
         raise InvalidPayload(
             path="ttl/sweep_interval_minutes",

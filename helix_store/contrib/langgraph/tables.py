@@ -37,7 +37,7 @@ def _check_checkpoint(columns: Mapping[str, Any]) -> None:
     except (ValueError, RecursionError):
         versions = None
     if type(versions) is not dict or not all(type(version) is str for version in versions.values()):
-        raise InvalidPayload(path="versions", reason="expected a JSON object of texts")
+        raise InvalidPayload(path="versions", reason="expected a JSON object of strings")
 
 
 def _copy_to_branch(statement: Statement, model: type[Model], branch: Branch) -> None:

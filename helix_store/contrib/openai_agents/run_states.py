@@ -56,7 +56,7 @@ class StoredRunState:
 
 
 class RunStateStore:
-    """The waiting runs, each in a row of its session. A text is returned exactly as it was saved:
+    """The waiting runs, each in a row of its session. The text of a run is returned exactly as it was saved:
     ``RunState.from_string(agent, text)`` continues the run in any process. According to the SDK, it may
     contain credentials; anyone who can read the table can read them. A save sets ``user_id`` as the user of a
     session without one, and raises `ConflictError` if the session belongs to another user.

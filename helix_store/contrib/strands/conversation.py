@@ -38,7 +38,7 @@ def _block(block: Any) -> Any:
 
 
 def _bytes_of(source: Any) -> dict[str, Any]:
-    """Return the address of a file, or its bytes, which Strands wraps for JSON."""
+    """Return the URL of a file, or its bytes, which Strands wraps for JSON."""
     match source:
         case {"bytes": {"data": str(data)}}:
             return {"source": {"data": data}}

@@ -38,7 +38,7 @@ class Command(StoreCommand):
             default=conf.page_size(),
             help="Sessions per batch (default: PAGE_SIZE, which is %(default)s).",
         )
-        parser.add_argument("--limit", type=at_least(1), help="The most sessions to clean up in one round.")
+        parser.add_argument("--limit", type=at_least(1), help="Maximum number of sessions in one round.")
         parser.add_argument(
             "--delete-after",
             type=at_least(0),

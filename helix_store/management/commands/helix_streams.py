@@ -110,7 +110,7 @@ class Command(StoreCommandWithParts):
         stream_id = options["stream_id"]
         tenant = _tenant_of(stream_id, options)
         streams = DatabaseStreamManager(options["database"], tenant=tenant)
-        again = f"go on with: manage.py helix_streams tail {_name(stream_id, tenant)} --from"
+        again = f"continue with: manage.py helix_streams tail {_name(stream_id, tenant)} --from"
         asyncio.run(self._print_stream(streams, again, options))
 
     async def _print_stream(

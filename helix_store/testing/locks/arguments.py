@@ -1,4 +1,4 @@
-"""The tests that invalid arguments are refused and that nothing is stored."""
+"""Tests that invalid arguments are refused and that nothing is stored."""
 
 from __future__ import annotations
 

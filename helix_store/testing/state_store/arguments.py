@@ -1,4 +1,4 @@
-"""The tests that invalid arguments other than identifiers are refused before anything is written."""
+"""Tests that invalid arguments other than identifiers are refused before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests that each method exists, takes the arguments of the contract and has an async counterpart."""
+"""Tests that each method exists, takes the arguments of the contract and has an async counterpart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests that each call refuses invalid identifiers, including reads."""
+"""Tests that each call refuses invalid identifiers, including reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests that limits in bytes apply to the stored result of a write, not only to its arguments."""
+"""Tests that limits in bytes apply to the stored result of a write, not only to its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests that the root's record of tool call owners belongs to the store, whatever the root writes."""
+"""Tests that the root's record of tool call owners belongs to the store, whatever the root writes."""
 
 from __future__ import annotations
 

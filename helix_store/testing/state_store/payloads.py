@@ -1,4 +1,4 @@
-"""The tests that payloads keep value, type and key order, or are refused before anything is stored."""
+"""Tests that payloads keep value, type and key order, or are refused before anything is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests that tool calls stay in their tree, whatever the root's record says."""
+"""Tests that tool calls stay in their tree, whatever the root's record says."""
 
 from __future__ import annotations
 

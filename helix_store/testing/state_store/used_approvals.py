@@ -166,7 +166,7 @@ class UsedApprovalContract(StoreTests):
                 used_in(step)
 
     def test_a_step_on_an_outdated_state_gets_no_approval(self, store: StateStore, session_id: str) -> None:
-        """What it did with the approval would be lost, and done again."""
+        """Otherwise its tool would run, its commit would fail, and a later step would run the tool again."""
         ask_approval(store, session_id)
         approve(store, session_id)
         got = None

@@ -184,7 +184,7 @@ class FencingContract(StoreTests):
     def locks(self) -> LockManager:
         locks = self.make_lock_manager()
         if locks is None:
-            pytest.skip("make_lock_manager() gives no lock manager: fencing tokens are not tested")
+            pytest.skip("make_lock_manager() returns None: fencing tokens are not tested")
         return locks
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The tests that invalid arguments are refused before storage is used."""
+"""Tests that invalid arguments are refused before storage is used."""
 
 from __future__ import annotations
 

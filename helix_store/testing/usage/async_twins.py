@@ -1,4 +1,4 @@
-"""The tests that async methods have the same results and errors as the synchronous ones."""
+"""Tests that async methods have the same results and errors as the synchronous ones."""
 
 from __future__ import annotations
 

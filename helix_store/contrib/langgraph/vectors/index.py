@@ -46,7 +46,7 @@ class Index:
         if not db.is_postgresql:
             raise NotSupportedOnBackend("DjangoStore(index=…) needs PostgreSQL with the extension vector.")
         for name in config.keys() - _KEYS:
-            raise InvalidPayload(path=f"index/{name}", reason=f"known are {', '.join(sorted(_KEYS))}")
+            raise InvalidPayload(path=f"index/{name}", reason=f"expected one of {', '.join(sorted(_KEYS))}")
         given: Mapping[str, Any] = config
         self.dims = validation.whole_number(
             given.get("dims"), "index/dims", minimum=1, maximum=_MOST_DIMENSIONS
