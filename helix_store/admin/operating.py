@@ -176,7 +176,7 @@ class OperatedAdmin(ReadOnlyAdmin):
     def confirm_rows(
         self, request: HttpRequest, operation: Action, form: forms.Form, rows: list[Any], name: str
     ) -> HttpResponse:
-        """Return the page that asks before a list action. It keeps the guards of the rows that it shows."""
+        """Return the page that confirms a list action. It keeps the guards of the rows that it shows."""
         hidden = [("action", name), (CONFIRMED, "yes")]
         for row in rows:
             hidden += [(ACTION_CHECKBOX_NAME, str(row.pk)), (_expected_of(row), operation.shown(row))]

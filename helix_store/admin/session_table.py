@@ -68,7 +68,7 @@ class SessionTable(OperatedAdmin):
             yield words % {"count": f"{NEWEST_SEARCHED:,}"}
         if found is not None and found.is_cut:
             words = gettext(
-                "More sessions match than the newest %(count)s. Search for more words, or filter."
+                "%(count)s or more sessions match, so some may be missing. Search for more words, or filter."
             )
             yield words % {"count": f"{MOST_FOUND:,}"}
 

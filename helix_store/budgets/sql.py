@@ -79,7 +79,7 @@ def _live_holds(clock: Clock) -> str:
 
 
 def _of_rows(is_sqlite: bool) -> str:
-    """Return the budgets ``b`` with these keys. If a budget applies to each value, it is the highest counter.
+    """Return the budgets ``b`` with these keys. A budget that applies to each value gets its highest counter.
 
     Only `MOST_COUNTERS` counters are searched for the highest, and ``value_count`` is at most one more than
     that.

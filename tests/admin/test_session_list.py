@@ -245,13 +245,13 @@ def test_search_for_words_is_bounded_and_says_so(browser: Browser, monkeypatch: 
     monkeypatch.setattr(search, "NEWEST_SEARCHED", 2)
     monkeypatch.setattr("helix_store.admin.session_table.NEWEST_SEARCHED", 2)
     bounded = browser.list_of(Session, q="trip")
-    assert "in the newest 2 sessions only" in bounded.text
+    assert "Only the newest 2 sessions were searched" in bounded.text
     assert bounded.row_count == 2
     # The beginning of an id or a user is found in all of them, by an index.
     assert _names(browser, q="s-0") == {"s-0"}
     assert browser.list_of(Session, q="ann").row_count == 4
     monkeypatch.setattr(search, "MOST_FOUND", 1)
-    assert "More sessions match" in browser.list_of(Session, q="ann").text
+    assert "more sessions match" in browser.list_of(Session, q="ann").text
 
 
 def test_filters_and_search_take_as_many_queries_for_fifty_sessions_as_for_one(browser: Browser) -> None:

@@ -65,7 +65,7 @@ class ObskuSource(ForeignSource):
         super().__init__(origin, PostgresReader(origin.dsn, schema=origin.schema))
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
-        """Report rows of no session, and entities and facts unless the origin lets them be left out."""
+        """Report rows without a session, and entities and facts unless the origin lets them be left out."""
         yield from self.tally.compare(self._reader.row_counts(*_IMPORTED))
         yield from self._without_table_here(*_WITHOUT_TABLE_HERE)
 
