@@ -12,8 +12,10 @@ from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.columns import column, json_column, own_column
 from helix_store.admin.elements import NOTHING, identifier, note, one_line, text_block
 from helix_store.admin.times import stamp
+from helix_store.core.transcript import parts_of
 from helix_store.models import Item, Message
-from helix_store.reports.payloads import message_parts, payload_of, payload_start, read_start, said_at_start
+from helix_store.reports.conversations import said_at_start, text_of
+from helix_store.reports.payloads import payload_of, payload_start, read_start
 
 PREVIEW_LENGTH: Final = 180
 
@@ -41,7 +43,9 @@ class MessageAdmin(SessionChildAdmin):
     def said(self, message: Message) -> SafeString:
         stored = payload_of(message, "payload") or ""
         whole, _is_cut = read_start(stored, len(stored))
-        return note(str(_UNREADABLE)) if whole is None else text_block("\n\n".join(message_parts(whole)))
+        if whole is None:
+            return note(str(_UNREADABLE))
+        return text_block("\n\n".join(map(text_of, parts_of(whole))))
 
 
 def message_preview(start: str) -> str | None:
@@ -55,7 +59,8 @@ def message_preview(start: str) -> str | None:
 
 def item_preview(start: str) -> str:
     """Return an item's text if it is a message, otherwise its JSON. ``start`` is the start of its text."""
-    return message_preview(start) or one_line(start, PREVIEW_LENGTH)
+    said = message_preview(start) or ""
+    return said if said.strip("…") else one_line(start, PREVIEW_LENGTH)
 
 
 @admin.register(Item)

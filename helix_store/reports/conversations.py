@@ -108,14 +108,23 @@ def stored_message(
     return ConversationMessage(number=sequence, role=role, parts=parts, at=at, is_cut=is_cut, row=row)
 
 
+def said_at_start(start: str) -> str | None:
+    """Return the content of a message on one line, from its `payload_start`, or ``None`` if unreadable."""
+    message, is_cut = read_start(start)
+    if message is None:
+        return None
+    return line_of(parts_of(message)) + ("…" if is_cut else "")
+
+
 def line_of(parts: Iterable[Part]) -> str:
     """Return the content of a message as one line of text, including calls, results and files."""
-    return " ".join(" ".join(_words(part)) for part in parts)
+    return " ".join(" ".join(text_of(part).split()) for part in parts)
 
 
-def _words(part: Part) -> list[str]:
+def text_of(part: Part) -> str:
+    """Return a part of a message as plain text."""
     if part.kind == "call":
-        return [f"→ {part.name}({part.text})"]
+        return f"→ {part.name}({part.text})"
     if part.kind in ("file", "other"):
-        return [f"[{part.name}]", *part.text.split()]
-    return part.text.split()
+        return f"[{part.name}] {part.text}"
+    return part.text

@@ -192,54 +192,6 @@ def read_start(start: str, limit: int = PREVIEW_SOURCE) -> tuple[dict[str, Any] 
     return (message if isinstance(message, dict) else None), is_cut
 
 
-def said_at_start(start: str) -> str | None:
-    """Return the content of a message whose stored text begins with ``start``, or ``None`` if unreadable.
-
-    Text of more than `PREVIEW_SOURCE` characters counts as cut off.
-    """
-    message, is_cut = read_start(start)
-    if message is None:
-        return None
-    return " ".join(message_parts(message)) + ("…" if is_cut else "")
-
-
-def message_parts(message: dict[str, Any]) -> list[str]:
-    """Return its text, followed by the tool calls."""
-    return _texts_of(message.get("content")) + [
-        f"→ {name}({arguments})" for name, arguments in _calls(message)
-    ]
-
-
-def _texts_of(content: Any) -> list[str]:
-    """Return plain text, or the text of each content part. A part without text is represented by its type."""
-    if isinstance(content, str):
-        return [content]
-    if isinstance(content, list):
-        return [_text_of_part(part) for part in content]
-    return [] if content is None else [json.dumps(content, ensure_ascii=False)]
-
-
-def _text_of_part(part: Any) -> str:
-    if not isinstance(part, dict):
-        return str(part)
-    for key in ("text", "thinking", "content"):
-        if isinstance(part.get(key), str):
-            return str(part[key])
-    return f"[{part.get('type', 'part')}]"
-
-
-def _calls(message: dict[str, Any]) -> list[tuple[str, str]]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return []
-    functions = [call.get("function") for call in calls if isinstance(call, dict)]
-    return [
-        (str(function.get("name", "?")), str(function.get("arguments", "")))
-        for function in functions
-        if isinstance(function, dict)
-    ]
-
-
 def message_start(start: str) -> dict[str, Any] | None:
     """Return the readable start of a message that was cut off, including the text before the cut.
 

@@ -26,8 +26,8 @@ from helix_store.exceptions import IntegrityFault, SessionNotFound
 from helix_store.models import Post
 from helix_store.models.messages import PostState
 from helix_store.reports.budgets import BudgetReport, reports_of_session
-from helix_store.reports.conversations import conversations_of
-from helix_store.reports.payloads import payload_start, said_at_start
+from helix_store.reports.conversations import conversations_of, said_at_start
+from helix_store.reports.payloads import payload_start
 from helix_store.sessions.database.rows import pk_of, session_with_id
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.stores.directory import SessionDirectory, TreeNode

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helix_store.admin.messages import message_preview
+from helix_store.admin.messages import item_preview, message_preview
 from helix_store.core.payloads import encode
 from helix_store.core.transcript import parts_of
 from helix_store.reports.payloads import PREVIEW_SOURCE, read_start
@@ -23,23 +23,42 @@ def _call(name: Any, arguments: Any) -> dict[str, Any]:
     return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def _picture(data: str) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
         ({"role": "user", "content": "Hello\n  there"}, "Hello there"),
         ({"role": "user", "content": None}, ""),
         ({"role": "user"}, ""),
-        ({"role": "user", "content": [{"type": "text", "text": "A"}, {"type": "image"}, "B"]}, "A [image] B"),
-        ({"role": "user", "content": {"k": 1}}, '{"k": 1}'),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "A"}, _picture("AAAA"), "B"]},
+            "A [image/png] 3 bytes B",
+        ),
+        ({"role": "user", "content": {"k": 1}}, '[part] {"k": 1}'),
         (
             {"role": "assistant", "content": None, "tool_calls": [_call("f", "{}"), _call("g", "")]},
             "→ f({}) → g()",
         ),
         (
             {"role": "assistant", "content": "Hm", "tool_calls": [_call("f", "{}"), 3, {"function": 1}]},
-            "Hm → f({})",
+            "Hm → f({}) [call] 3 → ?()",
         ),
         ({"role": "assistant", "tool_calls": 7}, ""),
+        ({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}, "→ f({})"),
+        ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}, "Hm."),
+        ({"type": "function_call_output", "call_id": "1", "output": "found"}, "found"),
+        (
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+            "→ f({})",
+        ),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": ["found"]}]},
+            "found",
+        ),
+        ({"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Hello"}]}, "Hello"),
         ([], None),
         ("text", None),
     ],
@@ -58,8 +77,8 @@ def test_a_long_message_is_previewed_wherever_the_cut_goes(before: str) -> None:
 
 
 def test_a_long_message_in_parts_is_read_up_to_the_cut() -> None:
-    picture = {"type": "image", "source": {"type": "base64", "data": "A" * 2 * PREVIEW_SOURCE}}
-    text = encode({"role": "user", "content": [{"type": "text", "text": "Look"}, picture]})
+    content = [{"type": "text", "text": "Look"}, _picture("A" * 2 * PREVIEW_SOURCE)]
+    text = encode({"role": "user", "content": content})
     message, is_cut = read_start(text[: PREVIEW_SOURCE + 1])
     assert is_cut
     assert message is not None
@@ -67,6 +86,12 @@ def test_a_long_message_in_parts_is_read_up_to_the_cut() -> None:
     assert looked.text == "Look"
     assert seen.kind == "file"
     assert re.fullmatch(r"more than 1,\d{3} bytes", seen.text)
+
+
+@pytest.mark.parametrize("length", [1, 2 * PREVIEW_SOURCE])
+def test_an_item_that_is_no_message_is_previewed_as_json(length: int) -> None:
+    stored = encode({"vector": "x" * length})
+    assert item_preview(stored[: PREVIEW_SOURCE + 1]).startswith('{"vector":"x')
 
 
 def test_a_preview_ends_with_an_ellipsis_where_it_is_cut() -> None:
