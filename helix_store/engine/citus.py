@@ -10,6 +10,8 @@ entry node, the server that the alias names. A statement has a different form th
   has ended.
 - A statement writes to only one table, so there are no one-statement steps. Writes are not prepared.
 - Triggers are not allowed. A statement that has no other form there has a `Refusal`.
+
+A transaction that writes begins with `STAY_ON_NODE`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,17 @@ from functools import lru_cache
 from typing import Any, Final
 
 from helix_store.engine.clocks import POSTGRESQL
-from helix_store.engine.statement import Refusal
+from helix_store.engine.statement import Refusal, Statement, table
 from helix_store.exceptions import NotSupportedOnBackend
+from helix_store.models import Lock
+
+STAY_ON_NODE: Final = Statement(f"DELETE FROM {table(Lock)} WHERE id = 0")
+"""Make a move of the schema wait for the end of the transaction.
+
+A move waits for transactions that have written, but not for those that have only locked a row. Without this
+statement, a transaction could lock a row on the old node and write on the new one, where the row is not
+locked, so that two transactions could both write what only one of them may.
+"""
 
 _MOMENT: Final = re.compile(r"%\((clock(?:_plus_(\w+))?)\)s")
 

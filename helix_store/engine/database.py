@@ -47,6 +47,7 @@ from helix_store.engine.access import (
     release_unless_kept,
     run,
 )
+from helix_store.engine.citus import STAY_ON_NODE
 from helix_store.engine.clocks import NOW
 from helix_store.engine.connections import release_once
 from helix_store.engine.errors import is_retryable_transaction, mapped_errors, raise_mapped
@@ -182,7 +183,9 @@ class Database(Access):
         """
         _, connection, form, *_ = call or self.enter()
         if form.tells_tenant:
-            body = functools.partial(self._after_the_tenant, body)
+            body = functools.partial(self._after, _SET_TENANT, body)
+        elif form.is_citus and not only_reads:
+            body = functools.partial(self._after, STAY_ON_NODE, body)
         is_own = not connection.in_atomic_block
         # On Citus, the node with the tables may have committed a transaction that the entry node rolled back.
         is_watched = is_own and connection.vendor == "postgresql" and not (only_reads or form.is_citus)
@@ -211,9 +214,9 @@ class Database(Access):
             if call is None:
                 release_unless_kept(connection)
 
-    def _after_the_tenant(self, body: Callable[[], R]) -> R:
-        """Set the tenant for the policies of the database, and run ``body``."""
-        self.execute(_SET_TENANT, {"tenant": self.tenant})
+    def _after(self, first: Statement, body: Callable[[], R]) -> R:
+        """Run ``body`` after the statement with which every transaction begins here."""
+        self.execute(first, {"tenant": self.tenant})
         return body()
 
 

@@ -1,7 +1,8 @@
 """What the planner of Citus refuses, found in a statement without a cluster.
 
 A volatile function is refused beside a table. A write may call a stable one, which the entry node evaluates,
-but not in CASE, COALESCE or RETURNING, and not with a column.
+but not in CASE, COALESCE or RETURNING, and not with a column. An INSERT ... SELECT is run on the entry node,
+so that the node with the tables meets a query in its RETURNING without knowing the tables.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ def refusals(connection: BaseDatabaseWrapper, text: str, *, is_bound: bool = Fal
     found |= {"several writes" for cte in query.nodes_of("cteList") if _writes(cte)}
     if query.text("commandType") == "3" and any(node.name == "ROWMARKCLAUSE" for node in query.nodes()):
         found.add("row lock in an INSERT")
+    if query.text("commandType") == "3" and any(
+        node.name == "SUBLINK" for node in query.nodes_of("returningList")
+    ):
+        found.add("query in the RETURNING of an INSERT")
     return found
 
 

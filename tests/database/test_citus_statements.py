@@ -145,6 +145,10 @@ SET: Final = f"UPDATE {LOCK} SET"
         (f"{SET} expires_at = expires_at + interval '1 s'", "not immutable: timestamptz_pl_interval"),
         (f"{SET} expires_at = owner::timestamptz", "not immutable: timestamptz_in"),
         (f"INSERT INTO {LOCK} (token) SELECT 1 FROM {LOCK} FOR KEY SHARE", "row lock in an INSERT"),
+        (
+            f"INSERT INTO {LOCK} (token) SELECT 1 RETURNING (SELECT max(token) FROM {LOCK})",
+            "query in the RETURNING of an INSERT",
+        ),
         (f"WITH gone AS (DELETE FROM {LOCK} RETURNING id) {SET} token = 1", "several writes"),
         (f"WITH gone AS (DELETE FROM {LOCK} RETURNING id) SELECT id FROM gone", "several writes"),
     ],

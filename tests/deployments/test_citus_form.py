@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from helix_store import conf
 from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.core import moments
+from helix_store.engine.citus import STAY_ON_NODE
 from helix_store.exceptions import LockLostError, OutcomeUnknown, SessionNotFound
 from helix_store.models import Checkpoint, Session, Stream, UsageEntry
 from helix_store.models import Lock as LockRow
@@ -97,10 +98,20 @@ def test_the_statements_of_a_form_are_one_transaction(
     call = prepared(locks, usage)
     with CaptureQueriesContext(citus.connection) as captured:
         call()
-    first, *statements, last = [query["sql"] for query in captured.captured_queries]
-    assert (first, last) == ("BEGIN", "COMMIT")
+    first, second, *statements, last = [query["sql"] for query in captured.captured_queries]
+    assert (first, second, last) == ("BEGIN", STAY_ON_NODE.postgresql, "COMMIT")
     assert len(statements) > 1
     assert not {"BEGIN", "COMMIT"} & set(statements)
+
+
+def test_a_schema_stays_on_its_node_before_a_row_is_locked(
+    citus: CommittedDatabase, store: DatabaseStateStore
+) -> None:
+    with CaptureQueriesContext(citus.connection) as captured:
+        store.append_messages("session", [MESSAGE])
+    begin, stay, lock, *_ = [query["sql"] for query in captured.captured_queries]
+    assert (begin, stay) == ("BEGIN", STAY_ON_NODE.postgresql)
+    assert lock.endswith("FOR NO KEY UPDATE")
 
 
 def test_what_the_contract_suites_send_is_held_to_the_rules(postgres_db: CommittedDatabase) -> None:
