@@ -2,7 +2,7 @@
 
 ``custom_state`` is the payload, and the rest of the state is the envelope; both are exact JSON text in the
 row that holds a state. Fields that lists, filters and single writes need are also columns of the session's
-head: for the *current* state, the columns are authoritative, for a checkpoint, the envelope is. An envelope
+head. The columns are authoritative for the *current* state, and the envelope for a checkpoint. An envelope
 omits fields that have the default value of `SessionState`.
 """
 

@@ -51,7 +51,7 @@ _LONGEST_RESPONSE: Final = 4 * 1024 * 1024
 """After this many bytes a response ends, and the browser connects again.
 
 A server without back-pressure, such as Daphne, buffers everything that a client does not read. Without this
-limit, 20 clients that read none of 60 MB cost it 1,190 MiB.
+limit, it used 1,190 MiB for 20 clients that had asked for 60 MB each and read nothing.
 """
 # An immediate first line shows proxies and browsers that the connection works. It also sets the number of
 # milliseconds before the browser reconnects, which is shorter after a long response has ended.
