@@ -22,7 +22,7 @@ HIDDEN: Final = "[hidden]"
 JSON_LIMIT: Final = 20_000
 """The maximum number of characters of a document that a page shows."""
 
-_OPEN_UP_TO: Final = 600
+OPEN_UP_TO: Final = 600
 _SHORT_ID: Final = 24
 
 # A page with a lone surrogate cannot be encoded, and bidirectional marks can make two strings look alike.
@@ -102,7 +102,7 @@ def note(text: str) -> SafeString:
 
 
 def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None) -> SafeString | str:
-    """Return a stored document, folded if it is long and cut if it is very long.
+    """Return a stored document as `value_block` does.
 
     ``shown`` is a function that returns the part of the document that may be shown. If the text cannot be
     read, return a note.
@@ -111,16 +111,26 @@ def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None)
         return NOTHING
     try:
         document = decode(stored)
-        text, is_cut = json_start(document if shown is None else shown(document), JSON_LIMIT)
+        return value_block(document if shown is None else shown(document))
     except (IntegrityFault, RecursionError):
         return note(gettext("The stored text cannot be read as JSON."))
+
+
+def value_block(value: Any, *, open_up_to: int = OPEN_UP_TO) -> SafeString:
+    """Return a value as JSON: folded if it is longer than ``open_up_to``, and cut if it is very long.
+
+    A short value that takes one line is shown without a fold. Raise ``RecursionError`` as `json_start` does.
+    """
+    text, is_cut = json_start(value, JSON_LIMIT)
     line_count = text.count("\n") + 1
+    if line_count == 1 and len(text) <= OPEN_UP_TO:
+        return format_html('<code class="helix-value">{}</code>', printable(text))
     words = ngettext("%(count)s line of JSON", "%(count)s lines of JSON", line_count)
     if is_cut:
         words = gettext("more than %(count)s lines of JSON")
     return format_html(
         '<details class="helix-json"{}><summary>{}</summary><pre>{}</pre>{}</details>',
-        " open" if len(text) <= _OPEN_UP_TO else "",
+        " open" if len(text) <= open_up_to else "",
         words % {"count": f"{line_count:,}"},
         printable(text),
         _cut() if is_cut else "",

@@ -30,9 +30,7 @@ def test_pages_show_the_state_that_a_delta_stands_for(browser: Browser, session:
     assert delta.base_id is not None
     shown = f'{{ "ballast": "{BALLAST["ballast"]}", "number": 2.0 }}'
     assert shown in browser.page_of(delta).text
-    assert (
-        f'2 keys ballast "{BALLAST["ballast"]}" number 2.0' in browser.page_of(session, section="state").text
-    )
+    assert shown in browser.page_of(session, section="state").text
 
 
 def test_a_delta_that_does_not_fit_is_shown_as_it_is_stored(browser: Browser, session: Session) -> None:
@@ -49,8 +47,7 @@ def test_a_delta_that_does_not_fit_is_shown_as_it_is_stored(browser: Browser, se
 def _check_that_the_delta_is_shown(browser: Browser, session: Session, delta: Checkpoint) -> None:
     pages = browser.page_of(delta), browser.page_of(session, section="state")
     assert [page.status for page in pages] == [200, 200]
-    assert '"set": { "number": 2.0 }' in pages[0].text
-    assert "set 1 key number 2.0" in pages[1].text
+    assert all('"set": { "number": 2.0 }' in page.text for page in pages)
 
 
 def test_a_base_is_no_checkpoint_of_any_page(browser: Browser, session: Session) -> None:

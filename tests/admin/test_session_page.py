@@ -320,7 +320,7 @@ def test_a_call_can_be_approved_and_the_page_tells_who_did(browser: Browser) -> 
     call = {"tool_name": "book", "input": {"total_eur": 394}, "approval_id": "x"}
     store.suspend("s", kind=RunStatus.SUSPENDED_CLIENT_TOOL, context={}, pending={"call-1": call})
     page = _section(browser, "waits")
-    assert "total_eur 394" in page.text
+    assert '"total_eur": 394' in page.text
     assert 'name="answer" value="approve"' in page.html
     given = {"call": "call-1", "approval": "x", "answer": "approve", "reason": "cheap enough"}
     told(browser, address(row_of(browser), "answer"), given)
@@ -426,6 +426,20 @@ def test_a_state_is_searched_by_key_and_value(browser: Browser) -> None:
     (place,) = [url for url in _links(page) if "at=%2Ftrips%2F0%2Fto" in url]
     assert 'Show the whole state "Oslo"' in browser.open(place.partition("#")[0]).text
     assert "/number 7" in _section(browser, "state", q="7").text
+
+
+def test_a_long_state_shows_all_its_keys_and_has_a_page_for_each(browser: Browser) -> None:
+    custom = {"history": [{"tool": f"tool {number}"} for number in range(900)], "done": False}
+    store_of(browser.database).create_session("s", agent_type="a", custom_state=custom)
+    page = _section(browser, "state")
+    assert re.search(r"history more than [0-9,]+ lines of JSON", page.text)
+    assert "done false" in page.text
+    (history,) = [url for url in _links(page) if "at=%2Fhistory" in url]
+    page = browser.open(history.partition("#")[0])
+    assert "199 3 lines of JSON" in page.text
+    assert "… 700 more" in page.text
+    (last,) = [url for url in _links(page) if "at=%2Fhistory%2F199" in url]
+    assert '"tool": "tool 199"' in browser.open(last.partition("#")[0]).text
 
 
 def test_a_large_state_is_shown_in_part(browser: Browser) -> None:

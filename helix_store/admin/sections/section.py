@@ -94,10 +94,16 @@ class SessionView:
         return next(iter(self.buttons(operation)), None)
 
     def url(self, section: str = "", **query: Any) -> str:
-        """Return the URL of this session's page with a section, by default the current one."""
+        """Return the URL of this session's page with a section, by default the current one.
+
+        It is empty if the query contains a lone surrogate, which no URL can represent.
+        """
         given = {name: value for name, value in query.items() if value is not None}
         address = self.page.page_url(Session, self.session.pk)
-        return f"{address}?{urlencode({'section': section or self.section, **given})}"
+        try:
+            return f"{address}?{urlencode({'section': section or self.section, **given})}"
+        except UnicodeEncodeError:
+            return ""
 
     def list_url(self, model: type[Model]) -> str:
         """Return the URL of the list of this session's rows."""

@@ -1,4 +1,4 @@
-"""The custom state as a foldable tree, a search in it, and its exact text as a file."""
+"""The custom state as JSON, a search in it, and its exact text as a file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from django.db.models.functions import Length
 from django.http import Http404, HttpResponse
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.documents import MISSING, at, matches, tree
-from helix_store.admin.elements import printable
+from helix_store.admin.documents import MISSING, at, matches
+from helix_store.admin.elements import JSON_LIMIT, printable, value_block
 from helix_store.admin.sections.section import Section, SessionView, current_row
+from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
-from helix_store.reports.payloads import PayloadText, whole_state
+from helix_store.reports.payloads import PayloadText, json_start, whole_state
 
 _LARGEST: Final = 4_000_000
 """The maximum number of bytes of a state that a page reads."""
 
+_WHOLE: Final = 2_000
+"""The longest document, in characters of indented JSON, that is shown as one block."""
+
+_MEMBERS: Final = 200
+_ROOM: Final = 200_000
+"""The number of characters of HTML after which the values of further members are not shown."""
+
+_NAME: Final = 300
 _MATCHES: Final = 100
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -47,7 +56,7 @@ class State(Section):
             chosen = at(document, path)
             if chosen is MISSING:
                 path, chosen = "", document
-            context |= {"tree": tree(chosen), "path": printable(path)}
+            context |= {"path": printable(path), **_shown(view, path, chosen)}
             context["whole_url"] = view.url() if path else ""
             if term := context["term"]:
                 found = list(islice(matches(document, term), _MATCHES + 1))
@@ -59,6 +68,21 @@ class State(Section):
         except (IntegrityFault, RecursionError):
             return {**context, "problem": _("The stored text cannot be read as JSON.")}
         return context
+
+
+def _shown(view: SessionView, path: str, value: Any) -> dict[str, Any]:
+    """Return a short value as one block, and the members of a long one each with a block and an address."""
+    if not isinstance(value, dict | list) or not json_start(value, _WHOLE)[1]:
+        return {"document": value_block(value, open_up_to=JSON_LIMIT)}
+    rows: list[dict[str, Any]] = []
+    room = _ROOM
+    for name, member in islice(value.items() if isinstance(value, dict) else enumerate(value), _MEMBERS):
+        block = value_block(member, open_up_to=0) if room > 0 else ""
+        room -= len(block)
+        url = view.url(at=join_path(path, name))
+        rows.append({"name": printable(str(name))[:_NAME], "url": url, "value": block})
+    more = len(value) - len(rows)
+    return {"members": rows, "more": _("… %d more") % more if more else ""}
 
 
 def _size(view: SessionView) -> int | None:

@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.answers import ANSWER
 from helix_store.actions.shown_input import WHOLE, CallInput
-from helix_store.admin.documents import difference, tree, whole_tree
-from helix_store.admin.elements import NOTHING, json_block, printable
+from helix_store.admin.documents import difference
+from helix_store.admin.elements import NOTHING, json_block, printable, value_block
 from helix_store.admin.labels import name_of_status
 from helix_store.admin.operating import Button
 from helix_store.admin.sections.section import TOO_LONG, Section, SessionView, decoded
@@ -147,12 +147,12 @@ def _open(
         if not is_cut:
             room -= len(text)
             changes = changes_between(entry[EDITED_FROM], entry.get("input")) if EDITED_FROM in entry else ()
-            shown["input"] = "" if entry.get("input") is None else whole_tree(entry["input"])
+            shown["whole"] = "" if entry.get("input") is None else printable(text)
             shown |= {"may_approve": True, "editor": _editable_text(entry), "changes": difference(changes)}
         elif key == named:
-            shown |= {"input": "", **_part(view, key, entry)}
+            shown |= _part(view, key, entry)
         else:
-            shown |= {"input": "", "read_url": _url(view, key)}
+            shown["read_url"] = view.url(call=key)
     return found
 
 
@@ -164,18 +164,11 @@ def _part(view: SessionView, key: str, entry: dict[str, Any]) -> dict[str, Any]:
     before, after = part.number - 1, part.number + 1
     return {
         "part": part,
-        "read_url": _url(view, key) if not part.mark else "",
-        "previous_url": _url(view, key, part=before) if before else "",
-        "next_url": "" if part.is_last else _url(view, key, part=after, shown=part.mark),
+        "read_url": view.url(call=key) if not part.mark else "",
+        "previous_url": view.url(call=key, part=before) if before else "",
+        "next_url": "" if part.is_last else view.url(call=key, part=after, shown=part.mark),
         "may_approve": part.is_last and bool(part.mark),
     }
-
-
-def _url(view: SessionView, key: str, **query: Any) -> str:
-    try:
-        return view.url(call=key, **query)
-    except UnicodeEncodeError:  # The id contains a lone surrogate, so no URL can contain it.
-        return ""
 
 
 def _items(document: Any) -> list[tuple[str, Any]]:
@@ -270,7 +263,6 @@ def _call(
         "id": key,
         "shown_id": printable(key),
         "tool": _text(entry.get("tool_name")),
-        "input": tree(entry["input"]) if entry.get("input") is not None else "",
         "requested": distance(moment_of_epoch(entry.get("requested_at"))),
         "deadline": distance(deadline),
         "default": _default(entry.get("on_expiry")),
@@ -283,6 +275,7 @@ def _call(
     answer = next((name for name in ("approved", "error", "result") if name in entry), "")
     return {
         **shown,
+        "input": _block(entry.get("input")),
         "answer": _answer_word(answer, entry),
         "answer_value": _answer_value(answer, entry),
         "answered": distance(moment_of_epoch(entry["submitted_at"])),
@@ -311,4 +304,8 @@ def _answer_word(answer: str, entry: dict[str, Any]) -> str:
 def _answer_value(answer: str, entry: dict[str, Any]) -> SafeString | str:
     if answer == "approved":
         return _text(entry["reason"]) if entry.get("reason") else ""
-    return "" if not answer or entry[answer] is None else tree(entry[answer])
+    return _block(entry.get(answer))
+
+
+def _block(value: Any) -> SafeString | str:
+    return "" if value is None else value_block(value)
