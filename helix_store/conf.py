@@ -116,7 +116,7 @@ class Form(NamedTuple):
     """True if each transaction sets the tenant first, for the policies of the database."""
     is_citus: bool = False
     has_fast_reads: bool = False
-    """True if reads are prepared and may use forms that only PostgreSQL can run."""
+    """True if reads are prepared."""
     has_fast_writes: bool = False
 
 

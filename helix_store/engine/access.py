@@ -183,11 +183,6 @@ class Access(ABC):
         is_postgresql = connection.vendor == "postgresql"
         return Call(self, connection, conf.form(connection.settings_dict) if is_postgresql else conf.PORTABLE)
 
-    def read_if_fast(self, statement: Statement, parameters: Parameters) -> Rows | None:
-        """Run a read that only PostgreSQL supports; return ``None`` if the database has no fast reads."""
-        call = self.enter()
-        return call.read(statement, parameters) if call.form.has_fast_reads else None
-
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement that only reads, and return its rows."""
         return self.enter().read(statement, parameters)

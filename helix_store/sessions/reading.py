@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import SimpleNamespace, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from helix_store.core import validation
+from helix_store.core.moments import as_utc
 from helix_store.core.payloads import decode, decode_object, decode_optional
 from helix_store.core.types import (
     InterruptKind,
@@ -45,6 +47,17 @@ _STORED_TYPES: Final = {
 }
 
 
+_MOMENTS: Final = (
+    "created_at",
+    "updated_at",
+    "expires_at",
+    "started_at",
+    "ended_at",
+    "requested_at",
+    "session__created_at",
+)
+
+
 def current_state(
     columns: Mapping[str, Any], payload: str, envelope: str, base: str | None = None
 ) -> SessionState:
@@ -63,6 +76,16 @@ def current_state(
     return state
 
 
+def by_column(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Return a statement's row by column. Moments, which SQLite returns as naive or as text, are aware."""
+    row = dict(zip(names, values, strict=True))
+    for name in _MOMENTS:
+        value = row.get(name)
+        if value is not None and getattr(value, "tzinfo", None) is None:
+            row[name] = as_utc(value)
+    return row
+
+
 def base_of(base_id: int | None, payload: str | None) -> str | None:
     """Return the payload under a delta: unreadable text if it was deleted, ``None`` without a base."""
     return None if base_id is None else payload or ""
@@ -79,6 +102,18 @@ def current_from(row: Mapping[str, Any]) -> SessionState:
         else:
             remember_full(state, row["base_key"], base_id, row["current__base__version"], base)
     return state
+
+
+def stored_state(names: Sequence[str], values: Sequence[Any]) -> SessionState:
+    """Return the state in the columns of a row, in which tags and metadata are text."""
+    row = by_column(names, values)
+    row["tags"], row["metadata"] = _from_jsonb(row["tags"]), _from_jsonb(row["metadata"])
+    return current_from(row)
+
+
+def _from_jsonb(text: str) -> Any:
+    # Most values are empty, and starting the decoder takes longer than decoding.
+    return [] if text == "[]" else {} if text == "{}" else json.loads(text)
 
 
 def _require_shapes(fields: Mapping[str, Any]) -> None:
@@ -191,7 +226,12 @@ def run_from(row: Any, session_id: str) -> Run:
 
 def stored_run(session_id: str, names: Sequence[str], values: Sequence[Any]) -> Run:
     """Return the run in the columns of a row."""
-    return run_from(SimpleNamespace(**dict(zip(names, values, strict=True))), session_id)
+    return run_from(SimpleNamespace(**by_column(names, values)), session_id)
+
+
+def stored_interrupt(session_id: str, names: Sequence[str], values: Sequence[Any]) -> InterruptRequest:
+    """Return the interrupt request in the columns of a row."""
+    return interrupt_from(SimpleNamespace(**by_column(names, values)), session_id)
 
 
 def interrupt_from(row: Any, session_id: str) -> InterruptRequest:

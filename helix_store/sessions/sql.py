@@ -88,29 +88,29 @@ _CURRENT_SQL: Final = {
 INTERRUPT_COLUMNS: Final = ("kind", "reason", "run_id", "requested_at")
 
 
-def _load(more_columns: str = "", more_tables: str = "") -> Statement:
+def _load(more_columns: str, more_tables: str = "") -> str:
     # If its session is known, a checkpoint is found in one partition of a table partitioned by session.
-    return Statement(
-        postgresql=f"""
+    return f"""
         SELECT {", ".join(_CURRENT_SQL.get(name, f"s.{name}") for name in CURRENT_COLUMNS)}{more_columns}
         FROM {_SESSION} AS s
         LEFT JOIN {_CHECKPOINT} AS c ON c.session_id = s.id AND c.id = s.current_id
         LEFT JOIN {_CHECKPOINT} AS b ON b.session_id = c.session_id AND b.id = c.base_id{more_tables}
         WHERE {session_by_id("s")}"""
-    )
 
 
-LOAD_STATE: Final = _load(f""",
+LOAD_STATE: Final = Statement(
+    _load(f""",
             {has_budgets("s.tenant")}""")
+)
 """The state, and whether its tenant has budgets."""
 
 
-def _load_step(may_be_stopped: str) -> Statement:
+def _load_step(may_be_stopped: str) -> str:
     return _load(
         f""",
             EXISTS (
-                SELECT 1 FROM {_STAGED} AS g WHERE g.session_id = s.id
-                    AND g.step_id = coalesce(%(step_id)s::text, '{DEFAULT_STEP}' || (s.step_count + 1))
+                SELECT 1 FROM {_STAGED} AS g WHERE g.session_id = s.id AND g.step_id
+                    = coalesce(CAST(%(step_id)s AS text), '{DEFAULT_STEP}' || (s.step_count + 1))
             ), {", ".join(f"i.{name}" for name in INTERRUPT_COLUMNS)}, {may_be_stopped}""",
         f"""
         LEFT JOIN {_INTERRUPT} AS i ON i.session_id = s.id AND i.run_id = %(run_id)s AND EXISTS (
@@ -120,11 +120,11 @@ def _load_step(may_be_stopped: str) -> Statement:
     )
 
 
-LOAD_STEP: Final = _load_step("false")
+LOAD_STEP: Final = Statement(_load_step("false"))
 """The state, whether changes are staged for the step, the interrupt request that is bound to its run, and
 whether the budgets of the session must be checked."""
-LOAD_CAPPED_STEP: Final = _load_step(may_be_stopped("s"))
-"""`LOAD_STEP` for a session that has budgets."""
+LOAD_CAPPED_STEP: Final = Statement(_load_step(may_be_stopped("s")), sqlite=_load_step("true"))
+"""`LOAD_STEP` for a session that has budgets, which SQLite always checks."""
 
 CHECKPOINT_HEAD_COLUMNS: Final = (
     *(field.name for field in fields(CheckpointHead) if field.name != "session_id"),
@@ -141,17 +141,20 @@ CHECKPOINT_COLUMNS: Final = (
 )
 """The columns of a checkpoint, by their names in the ORM."""
 
-_CHECKPOINT_SQL: Final = {"session__created_at": "s.created_at", "base__payload": "b.payload"}
+_CHECKPOINT_SQL: Final = {
+    "session__created_at": f"(SELECT created_at FROM {_SESSION} WHERE id = c.session_id)",
+    "base__payload": "b.payload",
+}
 
-# A join would sort all checkpoints of the session.
+# A join with the session would sort all of its checkpoints.
 LATEST_CHECKPOINT: Final = Statement(
-    postgresql=f"""
+    f"""
         SELECT {", ".join(_CHECKPOINT_SQL.get(name, f"c.{name}") for name in CHECKPOINT_COLUMNS)}
-        FROM {_SESSION} AS s, LATERAL (
-            SELECT * FROM {_CHECKPOINT}
-            WHERE session_id = s.id AND kind = 'step' AND namespace = '' ORDER BY version DESC LIMIT 1
-        ) AS c LEFT JOIN {_CHECKPOINT} AS b ON b.session_id = c.session_id AND b.id = c.base_id
-        WHERE {session_by_id("s")}"""
+        FROM {_CHECKPOINT} AS c
+        LEFT JOIN {_CHECKPOINT} AS b ON b.session_id = c.session_id AND b.id = c.base_id
+        WHERE c.session_id = (SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID})
+            AND c.kind = 'step' AND c.namespace = ''
+        ORDER BY c.version DESC LIMIT 1"""
 )
 
 # This returns the session's row even without staged changes, so one statement also shows whether it exists.

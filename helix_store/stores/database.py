@@ -16,7 +16,6 @@ from helix_store.core.limits import Limits
 from helix_store.core.types import SessionState, StagedChanges
 from helix_store.engine.connections import release
 from helix_store.engine.database import Call, Database
-from helix_store.exceptions import NotSupportedOnBackend
 from helix_store.items import ItemLog
 from helix_store.items.rules import ITEMS_AGENT_TYPE
 from helix_store.locks.manager import DatabaseLockManager
@@ -143,10 +142,7 @@ class Store(StoreBase):
     def open_step(
         self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
     ) -> OpenedStep | None:
-        try:
-            return self.sessions._rows.open_step(session_id, step_id, run_id, is_capped=is_capped)
-        except NotSupportedOnBackend:
-            return super().open_step(session_id, step_id, run_id, is_capped=is_capped)
+        return self.sessions._rows.open_step(session_id, step_id, run_id, is_capped=is_capped)
 
     def stage(self, session_id: str, step_id: str, changes: StagedChanges) -> StagedRow | None:
         return self.sessions._stage(session_id, step_id, changes)

@@ -42,7 +42,7 @@ from helix_store.sessions.database.messages import cut_history
 from helix_store.sessions.database.rows import first_row, pk_of
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.reading import base_of, checkpoint_state, current_from
+from helix_store.sessions.reading import base_of, by_column, checkpoint_state, current_from
 from helix_store.sessions.requests import (
     BranchRequest,
     NewSession,
@@ -66,18 +66,8 @@ class DatabaseCheckpoints(DatabaseOperations):
         return self._first(checkpoints.filter(checkpoint_id=checkpoint_id), session_id)
 
     def latest(self, session_id: str) -> Checkpoint | None:
-        latest_of = {"tenant": self.db.tenant, "session_id": session_id}
-        rows = self.db.read_if_fast(LATEST_CHECKPOINT, latest_of)
-        if rows is None:
-            return self._latest(session_id)
-        if not rows:
-            return None
-        return _checkpoint_from(dict(zip(CHECKPOINT_COLUMNS, rows[0], strict=True)), session_id)
-
-    @reads
-    def _latest(self, session_id: str) -> Checkpoint | None:
-        checkpoints = step_checkpoints(self.db, pk_of(self.db, session_id))
-        return self._first(checkpoints.order_by("-version"), session_id)
+        rows = self.db.read(LATEST_CHECKPOINT, {"tenant": self.db.tenant, "session_id": session_id})
+        return _checkpoint_from(by_column(CHECKPOINT_COLUMNS, rows[0]), session_id) if rows else None
 
     @reads
     def select(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,6 @@ from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.moments import as_utc
 from helix_store.core.types import (
     InterruptKind,
     InterruptRequest,
@@ -158,10 +157,7 @@ class DatabaseRuns(DatabaseOperations):
         if update.status is not RunStatus.RUNNING:
             parameters = {**_end_parameters(run_id, update), "key": key}
             for ended in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
-                run = stored_run(session_id, RUN_COLUMNS, ended)
-                # SQLite returns times as text.
-                ended_at = None if run.ended_at is None else as_utc(run.ended_at)
-                return replace(run, started_at=as_utc(run.started_at), ended_at=ended_at)
+                return stored_run(session_id, RUN_COLUMNS, ended)
         runs = self._runs_of(key)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -30,16 +29,15 @@ from helix_store.engine.database import (
 )
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.moved_tenants import refuse_moved
-from helix_store.exceptions import ConflictError, NotSupportedOnBackend, SessionExists
-from helix_store.models import InterruptRequest as InterruptRow
+from helix_store.exceptions import ConflictError, SessionExists
 from helix_store.models import Session, UsageEntry
 from helix_store.sessions.database.current_state import read_current, write_current
 from helix_store.sessions.database.directory import select_sessions
 from helix_store.sessions.database.locking import advance, lock_known_session, lock_session
-from helix_store.sessions.database.rows import first_row, session_with_id
+from helix_store.sessions.database.rows import session_with_id
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.layout import STATE_COLUMNS, EncodedState, encode_custom_state
-from helix_store.sessions.reading import current_from, current_state, interrupt_from
+from helix_store.sessions.reading import current_state, stored_interrupt, stored_state
 from helix_store.sessions.requests import Counter, NewSession, OpenedStep, SessionQuery
 from helix_store.sessions.rules import written_columns
 from helix_store.sessions.sql import (
@@ -70,45 +68,32 @@ class DatabaseSessions(DatabaseOperations):
         return session_with_id(self.db, session_id).exists()
 
     def load(self, session_id: str) -> SessionState | None:
-        rows = self.db.read_if_fast(LOAD_STATE, {"tenant": self.db.tenant, "session_id": session_id})
-        if rows is None:
-            return self._load(session_id)
-        if not rows:
-            refuse_moved(self.db)
-            return None
-        *current, has_budgets = rows[0]
-        state = _current_state(current)
-        state._is_capped = has_budgets
-        return state
+        for *current, has_budgets in self.db.read(
+            LOAD_STATE, {"tenant": self.db.tenant, "session_id": session_id}
+        ):
+            state = stored_state(CURRENT_COLUMNS, current)
+            state._is_capped = bool(has_budgets)
+            return state
+        refuse_moved(self.db)
+        return None
 
     def open_step(
         self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
     ) -> OpenedStep | None:
-        """Read the data with which a step begins, in one statement. Raises `NotSupportedOnBackend`."""
+        """Read the data with which a step begins, in one statement."""
         step = {"tenant": self.db.tenant, "session_id": session_id, "step_id": step_id, "run_id": run_id}
-        rows = self.db.read_if_fast(LOAD_CAPPED_STEP if is_capped else LOAD_STEP, step)
-        if rows is None:
-            raise NotSupportedOnBackend
-        for row in rows:
+        for row in self.db.read(LOAD_CAPPED_STEP if is_capped else LOAD_STEP, step):
             current = row[: len(CURRENT_COLUMNS)]
             has_staged, *interrupt, may_be_stopped = row[len(CURRENT_COLUMNS) :]
-            request = dict(zip(INTERRUPT_COLUMNS, interrupt, strict=True))
+            is_interrupted = interrupt[0] is not None
             return OpenedStep(
-                _current_state(current),
-                has_staged,
-                None if request["kind"] is None else interrupt_from(InterruptRow(**request), session_id),
-                may_be_stopped,
+                stored_state(CURRENT_COLUMNS, current),
+                bool(has_staged),
+                stored_interrupt(session_id, INTERRUPT_COLUMNS, interrupt) if is_interrupted else None,
+                bool(may_be_stopped),
             )
         refuse_moved(self.db)
         return None
-
-    @reads
-    def _load(self, session_id: str) -> SessionState | None:
-        row = first_row(session_with_id(self.db, session_id).values(*CURRENT_COLUMNS))
-        if row is None:
-            refuse_moved(self.db)
-            return None
-        return current_from(row)
 
     @writes
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
@@ -207,17 +192,6 @@ class DatabaseSessions(DatabaseOperations):
         """Return the page, the total if the query counts, and whether more sessions follow."""
         found, total, has_more = select_sessions(self.db, query)
         return [head for _, head in found], total, has_more
-
-
-def _current_state(values: Sequence[Any]) -> SessionState:
-    row = dict(zip(CURRENT_COLUMNS, values, strict=True))
-    row["tags"], row["metadata"] = _from_jsonb(row["tags"]), _from_jsonb(row["metadata"])
-    return current_from(row)
-
-
-def _from_jsonb(text: str) -> Any:
-    # Most values are empty, and starting the decoder takes longer than decoding.
-    return [] if text == "[]" else {} if text == "{}" else json.loads(text)
 
 
 def insert_session(db: Database, new: NewSession, *, root_session_id: str, at: datetime) -> SessionState:
