@@ -21,9 +21,8 @@ from helix_store.checkpointers.graph.types import GraphCheckpoint, GraphPage, Gr
 from helix_store.core import moments, validation
 from helix_store.core.guards import Guard, guard
 from helix_store.core.ids import new_id
-from helix_store.core.limits import AS_STORED
 from helix_store.core.payloads import size_of
-from helix_store.core.types import BRANCHED_FROM, CheckpointSource, SessionState
+from helix_store.core.types import BRANCHED_FROM, CheckpointSource
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.engine.database import Database, DatabaseOperations, writes
@@ -35,8 +34,8 @@ from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.sessions.database.locking import lock_session, session_key
 from helix_store.sessions.database.rows import first_row, pk_of
 from helix_store.sessions.database.sessions import insert_session
-from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import NewSession
+from helix_store.sessions.requests import root_session
+from helix_store.sessions.sql import COPY_MESSAGES
 
 
 class GraphCheckpoints(DatabaseOperations):
@@ -205,25 +204,21 @@ class GraphCheckpoints(DatabaseOperations):
         source: Any = self._locked_source(checkpoint_id)
         at = moments.now()
         message_count = min(source.checkpoint_message_count, source.message_count)
-        state = SessionState(
-            session_id=new_session_id,
-            agent_type=source.agent_type,
+        new = root_session(
+            new_session_id,
+            source.agent_type,
             user_id=source.user_id,
             tags=source.tags,
             metadata={**source.metadata, BRANCHED_FROM: source.session_id},
             title=f"Fork of {source.title or checkpoint_id}" if title is None else title,
             workspace_id=source.workspace_id,
             directory=source.directory,
-            root_session_id=new_session_id,
-            stream_id=new_session_id,
         )
-        new = NewSession(new_session_id, encode_state(state, AS_STORED))
         new.encoded.columns.update(message_count=message_count, typed_metadata=source.typed_metadata)
-        insert_session(self.db, new, root_session_id=new_session_id, at=at)
+        target, _ = insert_session(self.db, new, root_session_id=new_session_id, at=at)
         parameters = {
-            "tenant": self.db.tenant,
             "source": source.pk,
-            "target": new_session_id,
+            "target": target,
             "message_count": message_count,
             "forked": source.forked_key,
             "namespace": source.forked_namespace,
@@ -232,7 +227,7 @@ class GraphCheckpoints(DatabaseOperations):
             "at": at,
         }
         if message_count:
-            self.db.execute(sql.COPY_MESSAGES, parameters)
+            self.db.execute(COPY_MESSAGES, parameters)
         self.db.execute(copy, parameters)
         return created_session(new, at)
 

@@ -25,10 +25,9 @@ from helix_store.core.limits import Limits
 from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import within_one_call
 from helix_store.core.typed_json import dumps, loads
-from helix_store.core.types import CheckpointSource, SessionState
+from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import IntegrityFault, InvalidPayload
-from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import EncodedMessage, NewSession
+from helix_store.sessions.requests import EncodedMessage, NewSession, root_session
 
 _MESSAGE_FIELDS: Final = ("content", "tool_calls", "tool_results", "tokens_in", "tokens_out")
 _CHECKPOINT_FIELDS: Final = ("node_results", "pending_nodes", "cycle_state")
@@ -66,16 +65,8 @@ def new_session(
 ) -> NewSession:
     """Return a graph session in its initial form. Raises `InvalidPayload` and `LimitExceeded`."""
     typed_metadata = encode_metadata(metadata, limits)
-    state = SessionState(
-        session_id=session_id,
-        agent_type=GRAPH_AGENT_TYPE,
-        title=title,
-        workspace_id=workspace_id,
-        directory=directory,
-        root_session_id=session_id,
-        stream_id=session_id,
-    )
-    new = NewSession(session_id, encode_state(state, limits))
+    place = {"workspace_id": workspace_id, "directory": directory}
+    new = root_session(session_id, GRAPH_AGENT_TYPE, limits=limits, title=title, **place)
     new.encoded.columns["typed_metadata"] = typed_metadata
     return new
 

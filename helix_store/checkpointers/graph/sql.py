@@ -1,22 +1,11 @@
-"""The SQL of forks: one statement copies messages, and one copies checkpoints."""
+"""The SQL that copies the checkpoints of a fork."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from helix_store.engine.statement import Statement, table
-from helix_store.models import Checkpoint, Message, Session
-from helix_store.sessions.sql import session_by_id
-
-_TARGET: Final = f"(SELECT id FROM {table(Session)} WHERE {session_by_id(session_id='target')})"
-
-COPY_MESSAGES: Final = Statement(f"""
-    INSERT INTO {table(Message)} (session_id, sequence, role, payload, created_at)
-    SELECT target.id, source.sequence, source.role, source.payload, source.created_at
-    FROM {table(Message)} AS source
-    JOIN {table(Session)} AS target ON {session_by_id("target", session_id="target")}
-    WHERE source.session_id = %(source)s AND source.sequence <= %(message_count)s
-    ORDER BY source.sequence""")
+from helix_store.models import Checkpoint
 
 _THIS_ONE: Final = "{row}.kind = 'graph' AND {row}.id = %(forked)s"
 # A later version of the same namespace would replace the forked checkpoint as the fork's latest one.
@@ -36,7 +25,7 @@ def _copy(is_copied: str) -> Statement:
             created_at
         )
         SELECT
-            {_TARGET}, original.kind, original.namespace, original.version,
+            %(target)s, original.kind, original.namespace, original.version,
             %(id_prefix)s || {{original_digits}},
             CASE WHEN original.id = %(forked)s THEN original.checkpoint_id
                  WHEN parent.id IS NULL THEN original.parent_checkpoint_id

@@ -7,13 +7,11 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from helix_store.core import validation
-from helix_store.core.limits import AS_STORED, Limits
+from helix_store.core.limits import Limits
 from helix_store.core.payloads import encode, size_of
 from helix_store.core.serialization import Serializable
-from helix_store.core.types import SessionState
 from helix_store.exceptions import InvalidPayload
-from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import NewSession
+from helix_store.sessions.requests import NewSession, root_session
 
 SNAPSHOT_AGENT_TYPE: Final = "snapshot"
 """The agent type of the session that the first snapshot of an unknown thread creates."""
@@ -59,10 +57,7 @@ def encode_snapshot(snapshot: Any, limits: Limits) -> EncodedSnapshot:
 
 def new_thread(thread_id: str) -> NewSession:
     """Return the session that the first snapshot of an unknown thread creates."""
-    state = SessionState(
-        session_id=thread_id, agent_type=SNAPSHOT_AGENT_TYPE, root_session_id=thread_id, stream_id=thread_id
-    )
-    return NewSession(thread_id, encode_state(state, AS_STORED))
+    return root_session(thread_id, SNAPSHOT_AGENT_TYPE)
 
 
 def optional_count(value: Any, name: str) -> int | None:

@@ -20,10 +20,11 @@ from helix_store.contrib.langgraph.plain import importable_type
 from helix_store.core import validation
 from helix_store.core.limits import MAX_METADATA_BYTES
 from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery
+from helix_store.sessions.requests import root_session
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources.foreign import ForeignSource, Origin
 from helix_store.transfer.sources.readers import PostgresReader, Reader, SqliteReader
-from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
+from helix_store.transfer.sources.sessions import ForeignSession, Head, session_of
 
 _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _OLDEST_FORMAT: Final = 4
@@ -62,7 +63,7 @@ class ThreadSource(ForeignSource):
 
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
         _, session_id = Place.ids_of_thread(row[0])
-        return Head(new_session(session_id, AGENT_TYPE), _NO_TIME, _NO_TIME)
+        return Head(root_session(session_id, AGENT_TYPE), _NO_TIME, _NO_TIME)
 
     def _completed(self, head: Head, session: ForeignSession) -> Head:
         assert isinstance(session, ThreadSession)  # noqa: S101  made by `_session`

@@ -13,10 +13,11 @@ from helix_store.core.payloads import encode
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.items.rules import lane_name
 from helix_store.models import Item
+from helix_store.sessions.requests import root_session
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources import ForeignSource, Origin
 from helix_store.transfer.sources.readers import SqliteReader
-from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
+from helix_store.transfer.sources.sessions import ForeignSession, Head, session_of
 
 _AGENT_TYPE: Final = "openai_agents"
 
@@ -63,7 +64,7 @@ class SQLiteSessionSource(ForeignSource):
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
         session.tally.found["agent_sessions"] += 1
         session_id, created_at, updated_at = row
-        new = new_session(session_id_for(session_id), _AGENT_TYPE)
+        new = root_session(session_id_for(session_id), _AGENT_TYPE)
         return Head(new, _moment(created_at, "created_at"), _moment(updated_at, "updated_at"))
 
     def _read_parts(self, session: ForeignSession) -> None:

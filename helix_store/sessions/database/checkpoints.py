@@ -129,8 +129,9 @@ class DatabaseCheckpoints(DatabaseOperations):
         state = branched_state(source, new_session_id=request.new_session_id, title=request.title)
         new = NewSession(request.new_session_id, encode_state(state, AS_STORED))
         new.encoded.columns["message_count"] = boundary
-        branched = insert_session(self.db, new, root_session_id=request.new_session_id, at=moments.now())
-        target = session_key(self.db, request.new_session_id)
+        target, branched = insert_session(
+            self.db, new, root_session_id=request.new_session_id, at=moments.now()
+        )
         version, until = (
             (MAX_BIGINT, _END_OF_TIME) if checkpoint is None else (source.version, source.updated_at)
         )

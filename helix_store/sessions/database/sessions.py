@@ -61,7 +61,8 @@ class DatabaseSessions(DatabaseOperations):
         root_id = new.session_id
         if parent_id is not None:
             root_id = lock_session(self.db, parent_id).root_session_id or parent_id
-        return insert_session(self.db, new, root_session_id=root_id, at=moments.now())
+        _, state = insert_session(self.db, new, root_session_id=root_id, at=moments.now())
+        return state
 
     @reads
     def exists(self, session_id: str) -> bool:
@@ -194,8 +195,10 @@ class DatabaseSessions(DatabaseOperations):
         return [head for _, head in found], total, has_more
 
 
-def insert_session(db: Database, new: NewSession, *, root_session_id: str, at: datetime) -> SessionState:
-    """Insert a session with its first state and return it. Raises `SessionExists`."""
+def insert_session(
+    db: Database, new: NewSession, *, root_session_id: str, at: datetime
+) -> tuple[int, SessionState]:
+    """Insert a session, and return its key and its first state. Raises `SessionExists`."""
     columns = {**new.encoded.columns, "root_session_id": root_session_id}
     head = Session(
         tenant=db.tenant, session_id=new.session_id, version=1, created_at=at, updated_at=at, **columns
@@ -211,7 +214,7 @@ def insert_session(db: Database, new: NewSession, *, root_session_id: str, at: d
     )
     Session.objects.using(db.alias).filter(pk=head.pk).update(**pointer)
     stored = {name: getattr(head, name) for name in STATE_COLUMNS}
-    return current_state(stored, new.encoded.payload, new.encoded.envelope)
+    return head.pk, current_state(stored, new.encoded.payload, new.encoded.envelope)
 
 
 def lock_or_insert_session(

@@ -13,13 +13,11 @@ from django.db.models import Model
 
 from helix_store.adapters import session_id_for
 from helix_store.catalogue import declared, tables
-from helix_store.core.limits import AS_STORED
 from helix_store.core.payloads import size_of
-from helix_store.core.types import CheckpointSource, SessionState
+from helix_store.core.types import CheckpointSource
 from helix_store.core.validation import milliseconds_to_datetime
 from helix_store.exceptions import HelixStoreError, InvalidPayload, shown_id
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
-from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
 from helix_store.transfer.layout import format_of
 from helix_store.transfer.records import Counts, Problem, Record, Spool, line_of
@@ -134,14 +132,6 @@ def session_of(cls: type[S], kind: str, source_id: str) -> S:
         return cls(kind, source_id, session_id_for(source_id))
     except HelixStoreError:
         return cls(kind, source_id)
-
-
-def new_session(session_id: str, agent_type: str) -> NewSession:
-    """Return a session in the form in which the adapter of a framework creates it."""
-    state = SessionState(
-        session_id=session_id, agent_type=agent_type, root_session_id=session_id, stream_id=session_id
-    )
-    return NewSession(session_id, encode_state(state, AS_STORED))
 
 
 def _head_records(head: Head, tenant: str, *, message_count: int) -> list[Record]:
