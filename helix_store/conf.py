@@ -125,9 +125,10 @@ PORTABLE: Final = Form()
 
 def form(database: Mapping[str, Any]) -> Form:
     """Return the forms for PostgreSQL, according to the settings and the entry in ``DATABASES``."""
-    if row_level_security():
+    given = configured()
+    if given.get("ROW_LEVEL_SECURITY") is True:
         return Form(tells_tenant=True, is_citus=is_citus(database))
-    return _form(bool(get("FAST_PATHS")), is_citus(database))
+    return _form(bool(given.get("FAST_PATHS", True)), is_citus(database))
 
 
 @functools.cache

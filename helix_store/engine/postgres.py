@@ -44,8 +44,7 @@ _PLACEHOLDER: Final = re.compile(r"\$(\d+)")
 _READ_MARK: Final = (
     b"SELECT pg_catalog.pg_current_xact_id(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()"
 )
-_prepared: Final[WeakKeyDictionary[Connection[Any], set[bytes]]] = WeakKeyDictionary()
-"""The names of the statements that were prepared on each connection."""
+_kept: Final[WeakKeyDictionary[Connection[Any], _Kept]] = WeakKeyDictionary()
 _unpreparable: Final[WeakSet[Connection[Any]]] = WeakSet()
 """Connections on which a prepared statement was missing."""
 _marks: Final[WeakKeyDictionary[Connection[Any], Mark | None]] = WeakKeyDictionary()
@@ -83,7 +82,7 @@ def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
     if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         return False
     # Django cannot log a statement in a form other than its own if the server binds the parameters.
-    is_loggable = not (connection.queries_logged and connection.features.uses_server_side_binding)  # type: ignore[attr-defined]
+    is_loggable = not (connection.features.uses_server_side_binding and connection.queries_logged)  # type: ignore[attr-defined]
     return is_loggable and connection.connection not in _unpreparable
 
 
@@ -173,8 +172,26 @@ def read_moments(execute: Callable[..., Any], sql: Any, params: Any, many: Any, 
 class _Loading(NamedTuple):
     """The object in which the driver looks up how to read columns."""
 
-    connection: Connection[Any]
     adapters: AdaptersMap = _ADAPTERS
+    # The loaders in use need no connection. If they kept one alive, `_kept` would keep it forever.
+    connection: None = None
+
+
+class _Kept:
+    """What is kept for the next statement of a connection."""
+
+    def __init__(self) -> None:
+        self.prepared: set[bytes] = set()
+        """The names of the statements that were prepared."""
+        self._transformer = Transformer(_Loading())
+
+    def rows_of(self, result: PGresult) -> Rows:
+        # A new transformer looks up the loader of each column again, which takes microseconds.
+        self._transformer.set_pgresult(result)
+        try:
+            return self._transformer.load_rows(0, result.ntuples, tuple)
+        finally:
+            self._transformer.set_pgresult(None)
 
 
 # --- The cursor ------------------------------------------------------------------------------------
@@ -188,7 +205,8 @@ class _PreparedCursor:
         self._form = form
         self._in_savepoint = in_savepoint
         self._arguments: Sequence[str | None] = ()
-        self._known = _prepared.setdefault(connection, set())
+        self._kept = _kept.get(connection) or _kept.setdefault(connection, _Kept())
+        self._known = self._kept.prepared
         self.rows: Rows = []
 
     @property
@@ -212,9 +230,7 @@ class _PreparedCursor:
         values = [None if argument is None else argument.encode() for argument in arguments]
         with connection.lock:
             result = self._run_in_savepoint(values) if self._in_savepoint else self._run(values)
-        transformer = Transformer(_Loading(connection))
-        transformer.set_pgresult(result)
-        self.rows = transformer.load_rows(0, result.ntuples, tuple)
+            self.rows = self._kept.rows_of(result)
 
     def _run(self, values: list[bytes | None]) -> PGresult:
         pgconn, name = self._connection.pgconn, self._form.name

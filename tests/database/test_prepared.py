@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 
 import pytest
 from django.db import transaction
@@ -61,6 +62,13 @@ def test_a_lost_write_alone_is_sent_whole(store: DatabaseStateStore, postgres_db
     execute(postgres_db.connection, "DEALLOCATE ALL")
     step(store, 1)
     assert version(store) == 3
+
+
+def test_a_closed_connection_is_not_kept(store: DatabaseStateStore, postgres_db: CommittedDatabase) -> None:
+    closed = weakref.ref(postgres_db.connection.connection)
+    assert closed() is not None
+    postgres_db.connection.close()
+    assert closed() is None
 
 
 def test_nothing_is_prepared_behind_a_pooler(
