@@ -11,9 +11,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 
 from helix_store.admin.labels import name_of_status
-from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
-from helix_store.reports.payloads import json_start
+from helix_store.reports.payloads import document_of, json_start
 from helix_store.reports.statuses import TONES
 
 NOTHING: Final = "-"
@@ -102,7 +101,7 @@ def note(text: str) -> SafeString:
 
 
 def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None) -> SafeString | str:
-    """Return a stored document as `value_block` does.
+    """Return a stored document, or a `document_start` of one, as `value_block` does.
 
     ``shown`` is a function that returns the part of the document that may be shown. If the text cannot be
     read, return a note.
@@ -110,7 +109,7 @@ def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None)
     if stored is None:
         return NOTHING
     try:
-        document = decode(stored)
+        document = document_of(stored)
         return value_block(document if shown is None else shown(document))
     except (IntegrityFault, RecursionError):
         return note(gettext("The stored text cannot be read as JSON."))

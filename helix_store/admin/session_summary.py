@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from django.db.models.functions import Substr
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from helix_store.actions.sessions import CLEAR_INTERRUPT
 from helix_store.admin.budgets import limit_words
-from helix_store.admin.elements import badge, identifier, json_block, one_line, printable, progress
+from helix_store.admin.elements import (
+    badge,
+    identifier,
+    json_block,
+    one_line,
+    printable,
+    progress,
+    value_block,
+)
 from helix_store.admin.labels import name_of_status
-from helix_store.admin.sections.details import current_envelope
-from helix_store.admin.sections.section import DOCUMENT_LIMIT, SessionView, decoded
+from helix_store.admin.sections.section import ENVELOPE, SessionView
 from helix_store.admin.sections.waits import open_calls
 from helix_store.admin.times import distance
 from helix_store.core import moments
@@ -24,7 +31,7 @@ from helix_store.exceptions import HelixStoreError
 from helix_store.models import Budget, InterruptRequest, Lock, Run, UsageEntry
 from helix_store.reports.budgets import budget_that_stopped
 from helix_store.reports.conversations import outlines
-from helix_store.reports.payloads import PayloadText, payload_of, start_of, with_payloads
+from helix_store.reports.payloads import document_start, payload_of, start_of, with_payloads
 
 _TITLE: Final = 160
 _REASON: Final = 2_000
@@ -139,7 +146,7 @@ def _newest_run(view: SessionView) -> Any:
         "started_at",
         "ended_at",
         reason=start_of("completion_reason", _TITLE),
-        error_start=PayloadText(Substr("error", 1, DOCUMENT_LIMIT + 1)),
+        error_start=document_start("error"),
     ).first()
 
 
@@ -158,11 +165,11 @@ def _run_words(run: dict[str, Any]) -> Any:
 
 def _failure(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any]:
     """Return the reason and the errors of a session that failed."""
-    errors = []
-    envelope = current_envelope(view)
-    rest = decoded(envelope)
+    errors: list[tuple[Any, SafeString | str]] = []
+    view.read(ENVELOPE)
+    rest = view.whole_document(ENVELOPE)
     if isinstance(rest, dict) and rest.get("error") is not None:
-        errors.append((_("Error of the session"), json_block(envelope, shown=lambda kept: kept["error"])))
+        errors.append((_("Error of the session"), value_block(rest["error"])))
     if run is not None and run["error_start"] is not None:
         errors.append((_("Error of the run"), json_block(run["error_start"])))
     reason = printable(view.texts["failure_reason"] or "")

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Func, JSONField, Model, QuerySet, TextField
-from django.db.models.functions import Substr
+from django.db.models.functions import Cast, Substr
 
+from helix_store.core.limits import MAX_DEPTH
 from helix_store.core.payloads import decode
 from helix_store.core.transcript import CutText
 from helix_store.exceptions import IntegrityFault
@@ -36,8 +37,8 @@ _write_in_pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode
 PREVIEW_SOURCE: Final = 1_500
 """The maximum number of characters of the stored text that are read for a preview."""
 
-_DEEPEST: Final = 8
-"""The levels that are read of a message that was cut off; below them, its stored text is shown."""
+DOCUMENT_LIMIT: Final = 200_000
+"""The maximum number of characters of a document that a page reads if it shows only the start."""
 
 _BETWEEN: Final = re.compile(r"[\s,:]*")
 _CUT_ESCAPE: Final = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?)$")
@@ -186,24 +187,33 @@ def read_start(start: str, limit: int = PREVIEW_SOURCE) -> tuple[dict[str, Any] 
     """Return the message of a `payload_start`, or ``None`` if it is unreadable, and whether it is cut off."""
     is_cut = len(start) > limit
     try:
-        message = message_start(start) if is_cut else decode(start)
+        message = _start_of_cut(start) if is_cut else decode(start)
     except (IntegrityFault, RecursionError):
         return None, is_cut
-    return (message if isinstance(message, dict) else None), is_cut
+    return (message if isinstance(message, dict) and (message or not is_cut) else None), is_cut
 
 
-def message_start(start: str) -> dict[str, Any] | None:
-    """Return the readable start of a message that was cut off, including the text before the cut.
+def document_start(column: str) -> PayloadText:
+    """Return the start of a document that `document_of` reads."""
+    return PayloadText(Substr(Cast(column, TextField()), 1, DOCUMENT_LIMIT + 1))
 
-    Return ``None`` if nothing can be read.
+
+def document_of(text: str) -> Any:
+    """Return a stored document, or the readable start of a `document_start` that was cut off.
+
+    Raise `IntegrityFault` or ``RecursionError`` if it cannot be read.
     """
+    return _start_of_cut(text) if len(text) == DOCUMENT_LIMIT + 1 else decode(text)
+
+
+def _start_of_cut(start: str) -> Any:
+    """Return the readable start of a document that was cut off, including the text before the cut."""
     if start[:1] == "~":
         start = start[1:].encode("latin-1", "replace").decode("utf-8", "replace")
     try:
-        message, _ = _read_cut(start, 0, _DEEPEST)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) and message else None
+        return _read_cut(start, 0, MAX_DEPTH)[0]
+    except ValueError as exc:
+        raise IntegrityFault("The text is not JSON.") from exc
 
 
 def _read_cut(text: str, position: int, depth: int) -> tuple[Any, int]:

@@ -395,6 +395,61 @@ def test_checkpoints_are_restored_and_branched_from_their_page(browser: Browser)
     assert browser.open(branch).status == 200
 
 
+# --- Long documents -------------------------------------------------------------------------------
+
+LONG = ["x" * 100] * 3_000
+
+
+def test_a_long_document_of_a_session_is_shown_up_to_a_bound(browser: Browser) -> None:
+    store = store_of(browser.database)
+    state = store.create_session("s", agent_type="a")
+    store.suspend("s", kind=RunStatus.SUSPENDED_CLIENT_TOOL, context={"graph": LONG}, pending={})
+    assert re.search(
+        r"Continuation more than [0-9,]+ lines of JSON { \"graph\"", _section(browser, "waits").text
+    )
+    state = _state(browser)
+    state.output = {"report": LONG}
+    state.error = {"type": "PaymentError"}
+    store.save_state("s", state)
+    store.update_status("s", "failed", failure_reason="The card was refused.")
+    page = _section(browser, "details")
+    shown = r'Output, error, workspaces more than [0-9,]+ lines of JSON { "output": { "report"'
+    assert re.search(shown, page.text)
+    assert '"type": "PaymentError"' in page.text
+    assert len(page.html) < 100_000
+
+
+def test_the_long_error_of_a_failed_run_is_shown_up_to_a_bound(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    run = store.start_run("s")
+    store.update_run("s", run.run_id, status="failed", error={"code": "no_funds", "cards": LONG})
+    store.update_status("s", "failed", failure_reason="The card was refused.")
+    text = browser.page_of(row_of(browser)).text
+    assert '"code": "no_funds"' in text
+    assert "Cut after 20,000 characters." in text
+
+
+def test_long_open_calls_are_named_at_the_top_of_the_page(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    call = {"tool_name": "book", "input": LONG}
+    store.suspend("s", kind=RunStatus.SUSPENDED_CLIENT_TOOL, context={}, pending={"call-1": call})
+    assert "waits for an answer: book" in browser.page_of(row_of(browser)).text
+
+
+def test_long_answers_are_shown_up_to_a_bound(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    pending = {"call-1": {"tool_name": "book", "input": {}}}
+    store.suspend("s", kind=RunStatus.SUSPENDED_CLIENT_TOOL, context={}, pending=pending)
+    store.submit_tool_result("s", "call-1", result=LONG)
+    store.take_tool_results("s")
+    page = _section(browser, "waits")
+    assert re.search(r'Answered more than [0-9,]+ lines of JSON { "call-1": {', page.text)
+    assert "answered call" not in page.text
+
+
 # --- State ----------------------------------------------------------------------------------------
 
 

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from django.db.models.functions import Substr
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import hide_secrets, json_block, printable
-from helix_store.admin.sections.section import DOCUMENT_LIMIT, Section, SessionView, current_row
+from helix_store.admin.sections.section import ENVELOPE, Section, SessionView
 from helix_store.admin.times import stamp
-from helix_store.reports.payloads import PayloadText
 
 _IN_ENVELOPE_ONLY: Final = ("output", "error", "workspace_refs")
 _EMPTY: Final = {None, "", "[]", "{}"}
 _LONGEST_LINE: Final = 1_000
-
-
-def current_envelope(view: SessionView) -> str | None:
-    """Return the start of the current state's envelope. It is complete if it is within `DOCUMENT_LIMIT`."""
-    found = (
-        current_row(view)
-        .values_list(PayloadText(Substr("envelope", 1, DOCUMENT_LIMIT + 1)), flat=True)
-        .first()
-    )
-    return None if found is None else str(found)
 
 
 class Details(Section):
@@ -33,8 +21,9 @@ class Details(Section):
 
     def context(self, view: SessionView) -> dict[str, Any]:
         session = view.session
-        view.read("directory", "tags", "metadata", "typed_metadata", "tracing_context", "title")
-        envelope = current_envelope(view)
+        view.read("directory", "tags", "metadata", "typed_metadata", "tracing_context", "title", ENVELOPE)
+        # The fields that are shown are the last ones of the envelope.
+        view.whole_document(ENVELOPE)
         facts = [
             (_("Session id"), session.session_id),
             (_("Tenant"), session.tenant),
@@ -61,11 +50,11 @@ class Details(Section):
             (_("Resumes"), session.resume_count),
         ]
         documents = [
-            (_("Tags"), view.texts["tags"], None),
-            (_("Metadata"), view.texts["metadata"], None),
-            (_("Metadata of the graph"), view.texts["typed_metadata"], None),
-            (_("Output, error, workspaces"), envelope, _outcome),
-            (_("Tracing context"), view.texts["tracing_context"], hide_secrets),
+            (_("Tags"), "tags", None),
+            (_("Metadata"), "metadata", None),
+            (_("Metadata of the graph"), "typed_metadata", None),
+            (_("Output, error, workspaces"), ENVELOPE, _outcome),
+            (_("Tracing context"), "tracing_context", hide_secrets),
         ]
         return {
             "facts": [
@@ -74,9 +63,9 @@ class Details(Section):
                 *((label, stamp(value)) for label, value in times if value is not None),
             ],
             "documents": [
-                (label, json_block(text, shown=shown))
-                for label, text, shown in documents
-                if text not in _EMPTY
+                (label, json_block(view.texts[column], shown=shown))
+                for label, column, shown in documents
+                if view.texts[column] not in _EMPTY
             ],
         }
 

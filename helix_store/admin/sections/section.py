@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode
 
-from django.db.models import JSONField, Model, QuerySet, TextField
-from django.db.models.functions import Cast, Substr
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
@@ -17,27 +16,26 @@ from helix_store.actions.action import Action
 from helix_store.admin.base import OF_SESSION
 from helix_store.admin.elements import identifier, link
 from helix_store.admin.operating import Button, OperatedAdmin
-from helix_store.core.payloads import decode
 from helix_store.counters.rules import Spender
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.models.fields import PayloadField
 from helix_store.reports.budgets import BudgetReport, reports_of_session
-from helix_store.reports.payloads import FreeText, PayloadText
+from helix_store.reports.payloads import DOCUMENT_LIMIT, PayloadText, document_of, document_start, start_of
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
-DOCUMENT_LIMIT = 200_000
-"""The maximum number of characters of a document that a page reads."""
-
 _LONGEST_PARAMETER = 2_000
+_FREE_TEXTS = ("title", "directory", "failure_reason")
+_LONGEST_TEXT = 5_000
 
+ENVELOPE = "current__envelope"
+"""The column of the current state's envelope, as seen from the session."""
 
-UNREADABLE, TOO_LONG = object(), object()
-"""The values that replace a stored document that cannot be shown."""
+UNREADABLE = object()
+"""The value that replaces a stored document that cannot be read."""
 
 
 @dataclass
@@ -119,18 +117,34 @@ class SessionView:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
     def document(self, column: str) -> Any:
-        """Return a JSON column of the session, `UNREADABLE` or `TOO_LONG`, or ``None`` for an empty column.
+        """Return a JSON column of the session, or its readable start if it is long.
 
-        `read` must have read the column. Each call of `read` takes one query.
+        Return `UNREADABLE` if it is damaged, or ``None`` if it is empty. `read` must have read the column.
         """
-        return decoded(self.texts[column])
+        text = self.texts[column]
+        try:
+            return None if text is None else document_of(text)
+        except (IntegrityFault, RecursionError):
+            return UNREADABLE
+
+    def is_cut(self, column: str) -> bool:
+        """Return whether `read` has read only the start of a column."""
+        return len(self.texts[column] or "") == DOCUMENT_LIMIT + 1
+
+    def whole_document(self, column: str) -> Any:
+        """Return a JSON column of any length. This takes one query if `read` has read only the start."""
+        if self.is_cut(column):
+            self._read({column: PayloadText(column)})
+        return self.document(column)
 
     def read(self, *columns: str) -> None:
-        """Read the starts of text columns for `document` and ``texts``."""
-        starts = {name: _start(name) for name in columns if name not in self.texts}
-        rows = Session.objects.using(self.alias).filter(pk=self.session.pk).values_list(*starts.values())
-        found = rows.first() or [None] * len(starts)
-        self.texts.update(zip(starts, found, strict=True))
+        """Read the starts of text columns for `document` and ``texts``, in one query."""
+        self._read({name: _start(name) for name in columns if name not in self.texts})
+
+    def _read(self, expressions: Mapping[str, PayloadText]) -> None:
+        rows = Session.objects.using(self.alias).filter(pk=self.session.pk)
+        found = rows.values_list(*expressions.values()).first() or [None] * len(expressions)
+        self.texts.update(zip(expressions, found, strict=True))
 
     def session_urls(self, session_ids: Iterable[str | None]) -> dict[str, str]:
         """Return the URLs of this tenant's sessions that have one of these ids."""
@@ -159,22 +173,7 @@ def current_row(view: SessionView) -> QuerySet[Checkpoint]:
 
 
 def _start(column: str) -> PayloadText:
-    field = Session._meta.get_field(column)
-    is_document = isinstance(field, PayloadField | JSONField)
-    text = Cast(column, TextField()) if isinstance(field, JSONField) else column
-    return (PayloadText if is_document else FreeText)(Substr(text, 1, DOCUMENT_LIMIT + 1))
-
-
-def decoded(text: str | None, *, limit: int | None = DOCUMENT_LIMIT) -> Any:
-    """Return a stored document, or the marker that explains why it cannot be shown."""
-    if text is None:
-        return None
-    if limit is not None and len(text) > limit:
-        return TOO_LONG
-    try:
-        return decode(text)
-    except (IntegrityFault, RecursionError):
-        return UNREADABLE
+    return start_of(column, _LONGEST_TEXT) if column in _FREE_TEXTS else document_start(column)
 
 
 class Section:

@@ -18,14 +18,14 @@ from helix_store.admin.documents import difference
 from helix_store.admin.elements import NOTHING, json_block, printable, value_block
 from helix_store.admin.labels import name_of_status
 from helix_store.admin.operating import Button
-from helix_store.admin.sections.section import TOO_LONG, Section, SessionView, decoded
+from helix_store.admin.sections.section import UNREADABLE, Section, SessionView
 from helix_store.admin.times import distance, moment_of_epoch
 from helix_store.core import moments
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.exceptions import NotPermitted
-from helix_store.models import Session, StagedChange
+from helix_store.models import StagedChange
 from helix_store.reports.comparison import changes_between
-from helix_store.reports.payloads import PayloadText, json_start, payload_of, with_payloads
+from helix_store.reports.payloads import json_start, payload_of, with_payloads
 from helix_store.sessions.approvals import (
     EDITED_FROM,
     checked_actor,
@@ -64,8 +64,10 @@ class Waits(Section):
             "suspension_context",
             "suspended_awaiting_children",
         )
-        pending = _whole(view, "pending_client_tool_calls")
-        completed = view.document("completed_client_tool_calls")
+        # A person reads a call's input to its end.
+        pending = view.whole_document("pending_client_tool_calls")
+        is_cut = view.is_cut("completed_client_tool_calls")
+        completed = UNREADABLE if is_cut else view.document("completed_client_tool_calls")
         button = view.button(ANSWER)
         answered = completed.items() if isinstance(completed, dict) else ()
         newest = list(answered)[-_CALLS:][::-1]
@@ -115,15 +117,6 @@ class Waits(Section):
                 for row in found[:_STAGED]
             ],
         }
-
-
-def _whole(view: SessionView, column: str) -> Any:
-    """Return a document of any length, so that a person can read a call's input to its end."""
-    document = view.document(column)
-    if document is not TOO_LONG:
-        return document
-    rows = Session.objects.using(view.alias).filter(pk=view.session.pk)
-    return decoded(rows.values_list(PayloadText(column), flat=True).first(), limit=None)
 
 
 def _open(
