@@ -59,6 +59,7 @@ _RUN_STATES: Final = ("tests/frameworks/openai_agents/test_run_states.py",)
 _RACES: Final = ("tests/faults_found/test_one_statement_races.py",)
 _TAKEOVERS: Final = ("tests/concurrency/test_fencing.py",)
 _LOCK_ORDER: Final = ("tests/faults_found/test_lock_order.py",)
+_CITUS: Final = ("tests/deployments/test_citus_form.py",)
 
 _GUARDS: Final = "core/guards.py"
 _RULES: Final = "sessions/rules.py"
@@ -66,6 +67,7 @@ _SESSIONS: Final = "sessions/sql.py"
 _STEP: Final = "sessions/step_sql.py"
 _LOCK_SQL: Final = "locks/sql.py"
 _STREAM_SQL: Final = "streams/sql.py"
+_DATABASE: Final = "engine/database.py"
 _EXPRESSIONS: Final = "engine/expressions.py"
 _SNAPSHOT_SQL: Final = "checkpointers/snapshots/sql.py"
 _OPENAI_SQL: Final = "contrib/openai_agents/sql.py"
@@ -251,4 +253,5 @@ SESSIONS_AND_LOCKS: Final = (
         "SET version = version WHERE false AND id",
         _RACES,
     ),
+    Mutant("lock", _DATABASE, "form.is_citus and not only_reads", "False", _CITUS),
 )
