@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
@@ -169,12 +170,9 @@ def read_moments(execute: Callable[..., Any], sql: Any, params: Any, many: Any, 
     return execute(sql, params, many, context)
 
 
-class _Loading(NamedTuple):
-    """The object in which the driver looks up how to read columns."""
-
-    adapters: AdaptersMap = _ADAPTERS
-    # The loaders in use need no connection. If they kept one alive, `_kept` would keep it forever.
-    connection: None = None
+# Here the driver looks up how to read columns. The loaders in use need no connection, and one that they kept
+# alive would never leave `_kept`.
+_LOADING: Final[Any] = SimpleNamespace(adapters=_ADAPTERS, connection=None)
 
 
 class _Kept:
@@ -183,7 +181,7 @@ class _Kept:
     def __init__(self) -> None:
         self.prepared: set[bytes] = set()
         """The names of the statements that were prepared."""
-        self._transformer = Transformer(_Loading())
+        self._transformer = Transformer(_LOADING)
 
     def rows_of(self, result: PGresult) -> Rows:
         # A new transformer looks up the loader of each column again, which takes microseconds.
