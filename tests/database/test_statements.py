@@ -121,7 +121,7 @@ class TestStep:
         ("list_checkpoints", 3, lambda store: store.list_checkpoints("s")),
         ("list_sessions", 2, lambda store: store.list_sessions(tags=["a"], metadata={"k": "v"})),
         ("list_sessions without a count", 1, lambda store: store.list_sessions(count=False)),
-        ("branch_session", 8, lambda store: store.branch_session("s")),
+        ("branch_session", 7, lambda store: store.branch_session("s")),
         ("get_current_run", 2, lambda store: store.get_current_run("s")),
         ("check_interrupt", 1, lambda store: store.check_interrupt("s")),
         ("add_pending_tool_calls", 3, lambda store: store.add_pending_tool_calls("s", {"new": ASK})),
