@@ -14,7 +14,7 @@ from helix_store.doctor.databases import ENVIRONMENT, check_findings, schema_fau
 from helix_store.doctor.findings import Diagnosis, Fault, Finding, Sample
 from helix_store.doctor.fixes import FIXES, fix
 from helix_store.doctor.invariants import INVARIANTS, SUSPICIONS
-from helix_store.doctor.readable import READABLE, WORDS, declared_checks
+from helix_store.doctor.readable import READABLE, declared_checks
 from helix_store.doctor.rules import RULES
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, SessionNotFound
@@ -39,7 +39,7 @@ _NOTHING_TO_EXAMINE: Final = frozenset(
 
 def all_checks() -> tuple[Check, ...]:
     """Return the checks of this app, followed by the checks that tables declare."""
-    return (*ENVIRONMENT, *INVARIANTS, *SUSPICIONS, *WORDS, *READABLE, *declared_checks())
+    return (*ENVIRONMENT, *INVARIANTS, *SUSPICIONS, *READABLE, *declared_checks())
 
 
 class Listener:

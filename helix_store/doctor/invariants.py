@@ -142,7 +142,6 @@ def _differing(db: Database, name: str) -> list[tuple[str, str]]:
 
 INVARIANTS: Final = (
     histories,
-    by_statement("runs-running", Session, "run", sql.RUNS_RUNNING),
     deadlines,
     by_statement("next-post-off", Session, "session", sql.NEXT_POST_OFF),
     by_statement("version-zero", Session, "session", sql.VERSION_ZERO),

@@ -35,16 +35,7 @@ from helix_store.doctor.findings import Fault
 from helix_store.engine.database import Database
 from helix_store.engine.paging import keyset_pages
 from helix_store.exceptions import IntegrityFault
-from helix_store.models import (
-    Checkpoint,
-    CheckpointKind,
-    InterruptRequest,
-    Run,
-    Session,
-    Stream,
-    SubSessionRef,
-    UsageEntry,
-)
+from helix_store.models import Checkpoint, CheckpointKind, Session, Stream
 from helix_store.models.fields import PayloadField
 from helix_store.sessions.deltas import decode_with_deltas
 from helix_store.sessions.layout import HEAD_FIELDS, JSON_COLUMNS
@@ -174,39 +165,11 @@ def _read_envelope(envelope: str) -> None:
 
 _ANY_MOMENT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
-READABLE: Final = (heads, streams, states)
-
-# --- Words -------------------------------------------------------------------------------------------
-
-
-def _words(model: type[Model], of: type[Model], key: str, *owner: str) -> Check:
-    """Return a check of the columns that have a fixed vocabulary. Check constraints enforce most of it.
-
-    It reads rows by the keys of their owner ``of``; the columns in ``owner`` identify the owner.
-    """
-    fields = model._meta.concrete_fields
-    known = {each.attname: [word for word, _ in each.flatchoices] for each in fields if each.choices}
-
-    @each(of, "unknown-word")
-    def check(db: Database, keys: list[int]) -> Iterator[Fault]:
-        of_keys = model._base_manager.using(db.alias).filter(**{f"{key}__in": keys}).order_by("pk")
-        for column, words in known.items():
-            rows = of_keys.filter(**{f"{column}__isnull": False}).exclude(**{f"{column}__in": words})
-            for tenant, name, pk, row, word in fetched(db, rows.values_list(*owner, "pk", column)):
-                place = f"{column} {word!r}" if model in (Session, Stream) else f"{row} {column} {word!r}"
-                yield fault("unknown-word", table_of(model), tenant, name, place, key=pk)
-
-    return check
-
-
-_OF_SESSION: Final = (Session, "session", "session__tenant", "session__session_id", "session_id")
-
-WORDS: Final = (
-    _words(Session, Session, "pk", "tenant", "session_id", "pk"),
-    *(_words(model, *_OF_SESSION) for model in (Run, Checkpoint, InterruptRequest, SubSessionRef)),
+READABLE: Final = (
     by_statement("unknown-word", Session, "checkpoint", sql.UNKNOWN_CHECKPOINT_STATUS),
-    _words(Stream, Stream, "pk", "tenant", "stream_id", "pk"),
-    _words(UsageEntry, UsageEntry, "pk", "tenant", "recorded_for", "pk"),
+    heads,
+    streams,
+    states,
 )
 
 # --- Tables ------------------------------------------------------------------------------------------

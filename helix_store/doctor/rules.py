@@ -88,8 +88,8 @@ _ALL: Final = (
     Rule(
         "unknown-word",
         _ERROR,
-        "A column holds a word that this version does not know, such as a status.",
-        "Install the version that wrote it, or correct the word with SQL; then add the constraint again.",
+        "A checkpoint has a status that this version does not know.",
+        "Install the version that wrote it, or correct the status with SQL.",
     ),
     # Histories
     Rule(
@@ -178,13 +178,7 @@ _ALL: Final = (
         "A recorded operation names a checkpoint other than the one with its version.",
         "Delete the operation with SQL once no client will repeat its step.",
     ),
-    # Runs, calls and trees
-    Rule(
-        "runs-running",
-        _ERROR,
-        "A session has several running runs.",
-        "End all but the newest with update_run(); then add the unique constraint again.",
-    ),
+    # Calls and trees
     Rule(
         "deadline-off",
         _ERROR,

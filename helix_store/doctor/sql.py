@@ -15,7 +15,6 @@ from helix_store.models import (
     Message,
     Operation,
     Post,
-    Run,
     Session,
     Stream,
     StreamChunk,
@@ -143,14 +142,8 @@ NEXT_POST_OFF: Final = for_keys(
     WHERE stored <> due OR (stored IS NULL) <> (due IS NULL) ORDER BY id"""
 )
 
-# --- Runs and trees ----------------------------------------------------------------------------------
+# --- Trees -------------------------------------------------------------------------------------------
 
-RUNS_RUNNING: Final = for_keys(
-    f"""
-    SELECT s.tenant, s.session_id, s.id, NULL FROM {_SESSION} AS s
-    JOIN {table(Run)} AS r ON r.session_id = s.id AND r.status = 'running'
-    WHERE s.id IN %(keys)s GROUP BY s.tenant, s.session_id, s.id HAVING count(*) > 1"""
-)
 _PARENT: Final = f"LEFT JOIN {_SESSION} AS p ON p.tenant = s.tenant AND p.session_id = s.parent_session_id"
 PARENT_MISSING: Final = _sessions("s.parent_session_id IS NOT NULL AND p.id IS NULL", join=_PARENT)
 ROOT_OF_ANOTHER_TREE: Final = _sessions(
@@ -163,7 +156,7 @@ ROOT_OF_ANOTHER_TREE: Final = _sessions(
 # --- Words and texts ---------------------------------------------------------------------------------
 
 _STATUSES: Final = ", ".join(f"'{status.value}'" for status in SessionStatus)
-# Only steps have a status.
+# Only steps have a status, and no constraint restricts it.
 UNKNOWN_CHECKPOINT_STATUS: Final = _checkpoints(f"c.kind = 'step' AND c.status NOT IN ({_STATUSES})")
 
 

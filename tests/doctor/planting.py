@@ -8,7 +8,6 @@ from typing import Any, Final
 from django.apps import apps
 from django.db import connections
 
-from helix_store.conf import constraint_name, table_name
 from helix_store.doctor.checks import table_of
 from helix_store.doctor.invariants import CHILDREN
 from helix_store.models import Session
@@ -25,13 +24,11 @@ class Planted:
     """A fault: its rule, the table of the finding, and the statements that plant it.
 
     In a statement ``[run]`` is a table, and ``[=steps]`` the key of a session.
-    ``without`` is the constraint or unique index that would refuse it.
     """
 
     rule: str
     table: str | None
     sql: str
-    without: str = ""
     count: int = 1
     name: str = ""
     remains: frozenset[str] = frozenset()
@@ -42,8 +39,6 @@ class Planted:
         return self.name or self.rule
 
     def plant(self, database: CommittedDatabase) -> None:
-        if self.without:
-            lift(database, self.without, table_name(self.table or ""))
         for statement in self.sql.split(";"):
             execute(database, statement)
 
@@ -58,20 +53,6 @@ def execute(database: CommittedDatabase, statement: str) -> None:
     assert "[=" not in statement, statement
     with connections[database.alias].cursor() as cursor:
         cursor.execute(statement)
-
-
-def lift(database: CommittedDatabase, constraint: str, table: str) -> None:
-    """Let the rest of the transaction write what a constraint refuses."""
-    name = constraint_name(constraint)
-    if database.vendor == "postgresql":
-        # A table with rows whose foreign keys are still to be checked cannot be altered.
-        execute(database, "SET CONSTRAINTS ALL IMMEDIATE")
-    if constraint.endswith("_uniq"):
-        execute(database, f"DROP INDEX {name}")
-    elif database.vendor == "sqlite":
-        execute(database, "PRAGMA ignore_check_constraints = ON")
-    else:
-        execute(database, f"ALTER TABLE {table} DROP CONSTRAINT {name}")
 
 
 def _orphan(model: Any, column: str) -> Planted:
@@ -258,16 +239,7 @@ LEFT: Final = (
         sql="UPDATE [operation] SET version = 900 WHERE operation_id = 'operation-2'",
         name="operation-misfit, a version that never was",
     ),
-    # Runs, calls and trees
-    Planted(
-        rule="runs-running",
-        table="run",
-        without="run_running_uniq",
-        sql="""
-            INSERT INTO [run] (session_id, run_id, turn, status, step_count, start_sequence, started_at)
-            SELECT session_id, 'run-2', 2, 'running', 0, 0, started_at FROM [run]
-            WHERE session_id = [=steps]""",
-    ),
+    # Calls and trees
     Planted(
         rule="parent-missing",
         table="session",
@@ -378,28 +350,12 @@ LEFT: Final = (
         sql="UPDATE [checkpoint] SET payload = '{}' WHERE kind = 'graph'",
         name="unreadable-typed-values, checkpoint",
     ),
-    *(
-        Planted(
-            rule="unknown-word",
-            table=table,
-            sql=f"UPDATE [{table}] SET {column} = 'asleep' WHERE {rows}",
-            without=constraint,
-            name=f"unknown-word, {table} {column}",
-        )
-        for table, column, rows, constraint in (
-            ("session", "status", "id = [=steps]", "session_status_ck"),
-            ("run", "status", "session_id = [=steps]", "run_status_ck"),
-            ("interrupt_request", "kind", "TRUE", "interrupt_kind_ck"),
-            ("usage_entry", "kind", "recorded_for = 'full'", "usage_kind_ck"),
-            ("stream", "status", "stream_id = 'empty'", "stream_status_ck"),
-            ("sub_session_ref", "location", "session_id = [=full]", "sub_ref_location_ck"),
-            (
-                "checkpoint",
-                "status",
-                "checkpoint_id = (SELECT max(checkpoint_id) FROM [checkpoint] WHERE session_id = [=steps])",
-                "",
-            ),
-        )
+    Planted(
+        rule="unknown-word",
+        table="checkpoint",
+        sql="""
+            UPDATE [checkpoint] SET status = 'asleep' WHERE checkpoint_id = (
+                SELECT max(checkpoint_id) FROM [checkpoint] WHERE session_id = [=steps])""",
     ),
 )
 """Faults that a person has to look at."""
