@@ -43,6 +43,7 @@ from tests.selection import (
 )
 from tests.settings import postgres_database
 from tests.standstill import machine, pytest_runtest_makereport
+from tests.streams.background import wait_for_background_threads
 from tests.templates import copied_databases, migrated_databases
 
 __all__ = [
@@ -168,6 +169,9 @@ def django_db_setup(
             created = migrated_databases(verbosity=verbosity, keepdb=keeps)
     yield
     with django_db_blocker.unblock():
+        for alias in ALIASES.values():
+            # PostgreSQL drops no database that one of them is connected to.
+            wait_for_background_threads(alias)
         close_connections()
         if not django_db_keepdb:
             teardown_databases(created, verbosity=verbosity)
