@@ -39,6 +39,8 @@ __all__ = [
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _SUITES: Final = "helix_store.testing"
 _PREFERRED: Final = "postgres" if "postgres" in ALIASES else next(iter(ALIASES))
+_DATABASE_FIXTURES: Final = ("alias", "pair_of_aliases")
+"""Fixtures whose parameters are the databases."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def pytest_pycollect_makeitem(
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test on one database where a second one would show nothing more."""
-    if "alias" not in metafunc.fixturenames:
+    fixture = next((name for name in _DATABASE_FIXTURES if name in metafunc.fixturenames), None)
+    if fixture is None:
         return
     part = metafunc.cls and _part_with(metafunc.cls, metafunc.function.__name__)
     is_quick = metafunc.config.option.tier == Tier.QUICK
@@ -119,7 +122,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         is_quick and is_below(_from_root(Path(metafunc.module.__file__ or "")), ON_ONE_DATABASE)
     ):
         # A marker replaces the parameters of a fixture.
-        chosen = pytest.mark.parametrize("alias", [_PREFERRED], indirect=True)
+        chosen = pytest.mark.parametrize(fixture, [_PREFERRED], indirect=True)
         metafunc.definition.add_marker(chosen, append=False)
 
 
@@ -188,10 +191,10 @@ def _is_chosen(collector: pytest.Module | pytest.Class, name: str) -> bool:
 def _is_rest(config: pytest.Config, item: pytest.Item) -> bool:
     path = _from_root(item.path)
     values: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    database = values.get("alias", values.get("backend", _PREFERRED))
-    if database == "sqlite" and database != _PREFERRED and is_below(path, SAMPLED_ON_SQLITE):
+    if "sqlite" in values.values() and _PREFERRED != "sqlite" and is_below(path, SAMPLED_ON_SQLITE):
         return is_in_sample(config, item.nodeid, 3)
-    if not is_below(path, ON_ONE_DATABASE) or is_left_out(path) or database != _PREFERRED:
+    chosen = next((values[name] for name in _DATABASE_FIXTURES if name in values), _PREFERRED)
+    if not is_below(path, ON_ONE_DATABASE) or is_left_out(path) or chosen != _PREFERRED:
         return True
     # The quick tier runs this on the preferred database, unless it is marked.
     return isinstance(item, pytest.Function) and any(

@@ -92,31 +92,46 @@ _KEPT: Final[tuple[str, ...]] = ("tests/faults/test_lost_commits.py",)
 ON_ONE_DATABASE: Final[tuple[str, ...]] = (
     "tests/adapters",
     "tests/admin",
+    "tests/catalogue",
     "tests/checkpointers",
     "tests/commands",
+    "tests/doctor",
     "tests/frameworks",
+    "tests/security/test_admin_permissions.py",
+    "tests/shards",
     "tests/transfer",
 )
-"""Folders that the quick tier runs on PostgreSQL only."""
+"""Files and folders that the quick tier runs on PostgreSQL only."""
 
 SAMPLED_ON_SQLITE: Final[tuple[str, ...]] = (
     "tests/adapters",
     "tests/admin",
+    "tests/catalogue",
+    "tests/checkpointers/test_concurrent_writers.py",
+    "tests/cleanup/test_killed_runs.py",
     "tests/commands",
+    "tests/contract/test_payload_round_trips.py",
+    "tests/database/test_failing_statements.py",
+    "tests/doctor",
     "tests/example",
     "tests/faults/test_killed_writers.py",
     "tests/faults_found/test_one_statement_races.py",
     "tests/frameworks",
+    "tests/handles/test_killed_workers.py",
+    "tests/migrations",
+    "tests/plans/test_new_tenants.py",
     "tests/security/test_admin_lookups.py",
+    "tests/security/test_admin_permissions.py",
     "tests/security/test_admin_wrong_shapes.py",
     "tests/security/test_bounds.py",
     "tests/security/test_wrong_shapes.py",
-    "tests/shards/test_copies_beside_writers.py",
+    "tests/shards",
     "tests/transfer/test_memory.py",
 )
 """Files and folders of which the rest runs one test in three on SQLite, and all on PostgreSQL.
 
-They test what is built on the stores, or races, which SQLite excludes by having one writer at a time.
+They test what is built on the stores; races, which SQLite excludes by having one writer at a time; and the
+same steps for each of many values, statements or moments.
 """
 
 
