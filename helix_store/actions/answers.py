@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 from django import forms
 from django.contrib.messages import constants as levels
 from django.db import router
+from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.action import Outcome, SessionAction
 from helix_store.actions.sessions import ReasonForm
-from helix_store.actions.shown_input import WHOLE, CallInput
 from helix_store.core.approvals import digest_of
 from helix_store.core.limits import UNLIMITED
 from helix_store.core.payloads import decode, encode
@@ -22,6 +22,7 @@ from helix_store.exceptions import HelixStoreError, IntegrityFault, shown_id
 from helix_store.models import Session
 from helix_store.reports.comparison import Change, changes_between
 from helix_store.reports.payloads import json_start, payload_of
+from helix_store.sessions.approvals import current_call
 from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.stores import DatabaseStateStore
 
@@ -34,6 +35,9 @@ RESULT: Final = "result"
 ERROR: Final = "error"
 
 RECORDED: Final = "recorded"
+
+WHOLE: Final = 20_000
+"""The longest input, in characters of indented JSON, that a page shows beside its form."""
 
 _LONGEST_ID: Final = 320
 _LONGEST_MARK: Final = 1_000
@@ -173,7 +177,7 @@ class Answer(SessionAction):
         return self.run(DatabaseStateStore(alias, tenant=row.tenant), row.session_id, given)
 
     def _refusal(self, row: Any, alias: str, given: Mapping[str, Any]) -> StrOrPromise | None:
-        """Refuse to approve a call if the user was not shown the whole input.
+        """Refuse to approve a call if the user was not shown the end of its input.
 
         Lock the session's row, so that the answer applies to the input that was shown.
         """
@@ -185,8 +189,9 @@ class Answer(SessionAction):
         if isinstance(call, dict):
             # A short input is shown beside its form.
             is_long = json_start(call.get("input"), WHOLE)[1]
-            read = CallInput(given["actor"], row, given["call"], call)
-            return _NOT_SHOWN if is_long and not read.was_read(given.get("shown") or "") else None
+            mark = mark_of_end(given["actor"], current_call(call)["digest"])
+            is_shown = not is_long or constant_time_compare(given.get("shown") or "", mark)
+            return None if is_shown else _NOT_SHOWN
         # A call of a sub-session is answered on the page of that sub-session, which shows its input.
         is_answered = given["call"] in calls.completed
         return None if is_answered else _NOT_ANSWERED[SubmissionOutcome.UNKNOWN_TOOL_CALL][0]
@@ -212,6 +217,13 @@ class Answer(SessionAction):
                 "version": submission.new_version,
             },
         )
+
+
+def mark_of_end(user: Any, digest: str) -> str:
+    """Return the mark with which a page proves that it has shown a user the end of a long input. It belongs
+    to the user, and to the digest of the call.
+    """
+    return salted_hmac("helix_store.actions.mark_of_end", f"{user.pk} {digest}").hexdigest()
 
 
 def _arguments(answer: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from django.contrib.auth import get_user_model
@@ -12,8 +12,7 @@ from django.core.exceptions import ValidationError
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.actions.answers import ANSWER
-from helix_store.actions.shown_input import WHOLE, CallInput
+from helix_store.actions.answers import ANSWER, WHOLE, mark_of_end
 from helix_store.admin.documents import difference
 from helix_store.admin.elements import NOTHING, json_block, printable, value_block
 from helix_store.admin.labels import name_of_status
@@ -37,6 +36,7 @@ from helix_store.sessions.tool_calls import ToolCalls
 
 _CALLS: Final = 50
 _STAGED: Final = 20
+_PART: Final = 100_000
 _SHOWN: Final = 60_000
 """The maximum number of characters of the inputs of open calls on one page."""
 _USER: Final = "user:"
@@ -150,17 +150,21 @@ def _open(
 
 
 def _part(view: SessionView, key: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a part of a long input. Only the last part can be approved, after all others were read."""
-    call = CallInput(view.request.user, view.session, key, entry)
-    part = call.part(view.number("part") or 1, view.text("shown"))
-    part = replace(part, text=printable(part.text))
-    before, after = part.number - 1, part.number + 1
+    """Return a part of a long input. Only the last part can be approved."""
+    text = json.dumps(entry.get("input"), indent=2, ensure_ascii=False)
+    count = -(-len(text) // _PART)
+    number = min(max(view.number("part") or 1, 1), count)
+    is_last = number == count
     return {
-        "part": part,
-        "read_url": view.url(call=key) if not part.mark else "",
-        "previous_url": view.url(call=key, part=before) if before else "",
-        "next_url": "" if part.is_last else view.url(call=key, part=after, shown=part.mark),
-        "may_approve": part.is_last and bool(part.mark),
+        "part": {
+            "text": printable(text[(number - 1) * _PART : number * _PART]),
+            "number": number,
+            "count": count,
+            "mark": mark_of_end(view.request.user, current_call(entry)["digest"]) if is_last else "",
+        },
+        "previous_url": view.url(call=key, part=number - 1) if number > 1 else "",
+        "next_url": "" if is_last else view.url(call=key, part=number + 1),
+        "may_approve": is_last,
     }
 
 
