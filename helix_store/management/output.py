@@ -261,23 +261,12 @@ class ProgressBar:
         self._was_shown = True
 
     def _line(self) -> str:
-        seconds = max(self.clock() - self._started, 0.001)
-        rate = self.done / seconds
+        rate = f"{self.done / max(self.clock() - self._started, 0.001):,.0f}/s"
         if not self.total:
-            return f"{self.done:,} {self.unit}  {rate:,.0f}/s  {_duration(seconds)}"
+            return f"{self.done:,} {self.unit}  {rate}"
         share = min(self.done / self.total, 1)
-        left = f"  {_duration((self.total - self.done) / rate)} left" if rate and share < 1 else ""
-        counts = f"{self.done:,} of {self.total:,} {self.unit}  {rate:,.0f}/s{left}"
+        counts = f"{self.done:,} of {self.total:,} {self.unit}  {rate}"
         if not self.is_terminal:
             return f"{share:.0%}  {counts}"
         drawn = padded(bar(share, maximum=1, width=24), 24)
         return f"▕{drawn}▏ {share:4.0%}  {counts}"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

@@ -12,8 +12,9 @@ from helix_store.core.transcript import Part, Turn, paired, turns
 from helix_store.core.types import Run, SessionHead, SessionState
 from helix_store.core.usage import UsageRollup
 from helix_store.management.output import STATUS_STYLES, Column, Layout, Style, cell, pairs, table
-from helix_store.management.spending_tables import budgets_table, stopped
+from helix_store.management.spending_tables import budgets_table
 from helix_store.management.text import cut, visible, wrapped
+from helix_store.reports.budgets import budget_that_stopped
 from helix_store.reports.session import SessionReport
 from helix_store.reports.times import NOTHING, epoch_moment, moment
 from helix_store.stores.directory import TreeNode
@@ -194,8 +195,9 @@ def _head_pairs(report: SessionReport, state: SessionState) -> Iterator[tuple[st
             "interrupt",
             f"{asked.kind.value} requested {moment(asked.requested_at)}, {asked.reason or NOTHING}",
         )
-    if not state.status.is_terminal and (why := stopped(report)) is not None:
-        yield "stopped", why
+    budget = budget_that_stopped(report.runs[0].completion_reason) if report.runs else None
+    if budget is not None and not state.status.is_terminal:
+        yield "stopped", f"the budget {budget} did not allow the last step; the next turn tries again"
     optional = {
         "title": state.title,
         "user": state.user_id,

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
 from helix_store.core.budgets import BudgetScope
-from helix_store.core.usage import TokenCounts, UsageGroup, UsageReport, UsageTotal, rounded_cost
+from helix_store.core.usage import UsageGroup, UsageReport, UsageTotal, rounded_cost
 from helix_store.management.output import Column, Layout, Style, bar, table
 from helix_store.management.text import width_of
-from helix_store.reports.budgets import MOST_COUNTERS, BudgetReport, LimitReport, budget_that_stopped
-from helix_store.reports.session import SessionReport
-from helix_store.reports.times import moment
+from helix_store.reports.budgets import MOST_COUNTERS, BudgetReport, LimitReport
 
 _NUMBERS: Final = ("cost USD", "tokens")
 _MORE_NUMBERS: Final = ("prompt", "completion", "entries", "tools")
 """The last of these columns are left out if the terminal is too narrow."""
 _GAP: Final = 2
 _SMALLEST_NAME: Final = 12
-_LONGEST_GAP: Final = 31
-"""The longest run of days without usage that is drawn day by day. A longer run becomes a single line."""
 _BAR_WITHOUT_END: Final = 40
 _SMALLEST_BAR: Final = 5
 _BUDGET_BAR: Final = 12
@@ -43,19 +38,15 @@ def groups_table(report: UsageReport, layout: Layout) -> str:
 
 def days_table(report: UsageReport, layout: Layout, *, zone: str) -> str:
     """Return a row for each day, with a bar for its cost, or for its tokens if no entry has a cost."""
-    days = list(_without_gaps(report.groups))
-    costs = iter(_aligned(total.known_cost for total in (*filter(None, days), report.total)))
-    texts = [
-        ["…", "", "", ""] if day is None else [day.group or "", next(costs), *_short_counts(day)]
-        for day in days
-    ]
+    costs = iter(_aligned(total.known_cost for total in (*report.groups, report.total)))
+    texts = [[day.group or "", next(costs), *_short_counts(day)] for day in report.groups]
     texts.append(["total", next(costs), *_short_counts(report.total)])
     headings = [f"day ({zone})", "cost USD", "tokens", "entries"]
     widths = (max(map(width_of, column)) for column in zip(headings, *texts, strict=True))
     used = sum(widths) + len(headings) * _GAP
     room = _BAR_WITHOUT_END if layout.width is None else max(layout.width - used, _SMALLEST_BAR)
     by_cost = bool(report.total.cost_usd)
-    values = [0.0 if day is None else float(day.cost_usd if by_cost else day.tokens.total) for day in days]
+    values = [float(day.cost_usd if by_cost else day.tokens.total) for day in report.groups]
     bars = [*(bar(value, maximum=max(values), width=room) for value in values), ""]
     columns = [
         Column(heading=headings[0], cut="never"),
@@ -97,34 +88,6 @@ def _aligned(costs: Iterable[Decimal | None]) -> list[str]:
     texts = ["unknown" if cost is None else rounded_cost(cost) for cost in costs]
     places = max(len(text.partition(".")[2]) for text in texts)
     return [text + " " * (places - len(text.partition(".")[2])) if "." in text else text for text in texts]
-
-
-def _without_gaps(groups: Iterable[UsageGroup]) -> Iterator[UsageGroup | None]:
-    """Yield all days, including those without usage, or ``None`` in place of a long gap."""
-    before: date | None = None
-    for group in groups:
-        day = date.fromisoformat(group.group or "")
-        if before is not None:
-            missing = (day - before).days - 1
-            if missing > _LONGEST_GAP:
-                yield None
-            else:
-                yield from (_empty_day(before + timedelta(days=number + 1)) for number in range(missing))
-        yield group
-        before = day
-
-
-def _empty_day(day: date) -> UsageGroup:
-    return UsageGroup(
-        group=day.isoformat(),
-        tenant=None,
-        is_deleted=False,
-        entry_count=0,
-        tool_calls=0,
-        unpriced=0,
-        tokens=TokenCounts(),
-        cost_usd=Decimal(0),
-    )
 
 
 def _bar_style(text: str) -> Style | None:
@@ -179,20 +142,3 @@ def _capped(report: BudgetReport) -> str:
         return f"each {kind}"
     count = f"{min(report.value_count, MOST_COUNTERS):,}"
     return f"each {kind}, highest of {count}: {report.status.value}"
-
-
-def stopped(report: SessionReport) -> str | None:
-    """Return why the newest run ended, if a budget did not allow its next step."""
-    name = budget_that_stopped(report.runs[0].completion_reason) if report.runs else None
-    if name is None:
-        return None
-    found = next((each for each in report.budgets or () if each.status.name == name), None)
-    why = f"the budget {name} did not allow the last step"
-    if found is None:
-        return f"{why}; it no longer applies, and the next turn continues"
-    spent = ", ".join(
-        f"{each.amount(each.spent)} of {each.amount(each.limit)}{' tokens' * (each.unit == 'tokens')}"
-        for each in found.limits
-    )
-    resets = "" if found.status.resets_at is None else f", it resets {moment(found.status.resets_at)}"
-    return f"{why}; spent now: {spent}{resets}; the next turn tries again"

@@ -77,14 +77,8 @@ def test_the_page_of_a_session_explains_a_run_that_a_budget_has_ended(store: Sto
     shown = run(store.sessions.alias, "helix_sessions", "show", "of-ada").out
     assert "BUDGETS" in shown
     words = " ".join(shown.split())
-    assert (
-        "the budget free-plan did not allow the last step; spent now: $0.50 of $0.50, 100 of 1,000 tokens, "
-        "it resets" in words
-    )
+    assert "the budget free-plan did not allow the last step; the next turn tries again" in words
     assert "each user: ada day USD 0.50 0.00 0.50 0.00 reached" in words
-    store.budgets.delete_budget("free-plan")
-    words = " ".join(run(store.sessions.alias, "helix_sessions", "show", "of-ada").out.split())
-    assert "did not allow the last step; it no longer applies, and the next turn continues" in words
     assert "stopped" not in run(store.sessions.alias, "helix_sessions", "show", "of-bob").out
     ended = run(store.sessions.alias, "helix_sessions", "show", "of-bob", "--format", "json")
     assert [budget["name"] for budget in ended.data["budgets"]] == ["total"]

@@ -90,11 +90,10 @@ def test_without_costs_the_bars_are_of_tokens(empty_db: CommittedDatabase) -> No
     assert two.count("█") > 10
 
 
-def test_a_long_time_without_usage_is_one_line(empty_db: CommittedDatabase) -> None:
+def test_days_without_usage_are_left_out(empty_db: CommittedDatabase) -> None:
     spend(empty_db.alias, "s", tool(timestamp=0), tool(), tool(timestamp=NOON + 32 * DAY))
     days = [line.split()[0] for line in run(empty_db.alias, "--zone", "UTC").splitlines()]
-    assert days[:4] == ["day", "1970-01-01", "…", "2026-03-15"]
-    assert days[4:] == [*(f"2026-03-{day}" for day in range(16, 32)), *days[20:35], "2026-04-16", "total"]
+    assert days == ["day", "1970-01-01", "2026-03-15", "2026-04-16", "total"]
 
 
 @pytest.mark.parametrize("columns", [80, 100, 160])
