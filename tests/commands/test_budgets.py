@@ -81,4 +81,4 @@ def test_the_page_of_a_session_explains_a_run_that_a_budget_has_ended(store: Sto
     assert "each user: ada day USD 0.50 0.00 0.50 0.00 reached" in words
     assert "stopped" not in run(store.sessions.alias, "helix_sessions", "show", "of-bob").out
     ended = run(store.sessions.alias, "helix_sessions", "show", "of-bob", "--format", "json")
-    assert [budget["name"] for budget in ended.data["budgets"]] == ["total"]
+    assert [budget["name"] for budget in ended.data["budgets"]] == ["free-plan", "total"]
