@@ -18,7 +18,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils import translation
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import format_lazy
@@ -101,9 +101,11 @@ class OperatedAdmin(ReadOnlyAdmin):
         """Return buttons for the operations that the user may run and that are possible now."""
         permitted = [each for each in operations if each.is_permitted(request.user)]
         if row is None:
-            return [Button(each, self._operated_url("table_operation", [each.name])) for each in permitted]
+            return [
+                Button(each, self.view_url(self.model, "table_operation", each.name)) for each in permitted
+            ]
         return [
-            Button(each, self._operated_url("operation", [row.pk, each.name]), each.shown(row))
+            Button(each, self.view_url(self.model, "operation", row.pk, each.name), each.shown(row))
             for each in permitted
             if each.is_possible(row)
         ]
@@ -137,7 +139,7 @@ class OperatedAdmin(ReadOnlyAdmin):
         if outcome.session_id is not None:
             sessions = type(row)._base_manager.using(router.db_for_write(type(row), instance=row))
             row = sessions.only("pk").get(tenant=row.tenant, session_id=outcome.session_id)
-            return HttpResponseRedirect(self._operated_url("change", [row.pk]))
+            return HttpResponseRedirect(self.page_url(self.model, row.pk))
         return HttpResponseRedirect(self._next(request, row))
 
     def _next(self, request: HttpRequest, row: Any) -> str:
@@ -146,19 +148,15 @@ class OperatedAdmin(ReadOnlyAdmin):
         if given and url_has_allowed_host_and_scheme(given, {request.get_host()}, request.is_secure()):
             return given
         if row is not None and type(row)._base_manager.using(row._state.db).filter(pk=row.pk).exists():
-            return self._operated_url("change", [row.pk])
-        return self._operated_url("changelist", [])
-
-    def _operated_url(self, view: str, arguments: Sequence[Any]) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{view}"
-        return reverse(name, args=arguments, current_app=self.admin_site.name)
+            return self.page_url(self.model, row.pk)
+        return self.list_url(self.model)
 
     def _confirmation(
         self, request: HttpRequest, operation: Action, row: Any, form: forms.Form
     ) -> HttpResponse:
         sent = request.POST if request.method == "POST" else request.GET
         expected = sent.get(EXPECTED, "" if row is None else operation.shown(row))
-        back = self._operated_url("changelist", []) if row is None else self._operated_url("change", [row.pk])
+        back = self.list_url(self.model) if row is None else self.page_url(self.model, row.pk)
         changes = operation.changes(row, form.cleaned_data) if form.is_bound and form.is_valid() else []
         hidden = [(EXPECTED, expected), (CONFIRMED, "yes"), (NEXT, sent.get(NEXT, ""))]
         rows = [] if row is None else [row]

@@ -25,7 +25,7 @@ from django.db.models.lookups import GreaterThan, LessThan
 
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.database import Database
-from helix_store.engine.statement import Statement
+from helix_store.engine.statement import Statement, table
 from helix_store.models.fields import MomentField
 
 _IN_KEYS: Final = re.compile(r"([\w.]+) IN %\(keys\)s")
@@ -178,6 +178,18 @@ def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]
     return (
         f"{column} = ANY(%({parameter})s::{column_type}[])",
         f"{column} IN (SELECT value FROM json_each(%({parameter})s))",
+    )
+
+
+def looked_up(model: type[Model], alias: str, condition: str, *, end: str = "LIMIT 1") -> tuple[str, str]:
+    """Return a join that finds by an index the row that meets a condition on the preceding tables.
+
+    ``LIMIT 1`` prevents PostgreSQL from joining the whole table. If several rows match, pass ``OFFSET 0``.
+    """
+    source = f"{table(model)} AS {alias}"
+    return (
+        f"CROSS JOIN LATERAL (SELECT * FROM {source} WHERE {condition} {end}) AS {alias}",
+        f"CROSS JOIN {source} ON {condition}",
     )
 
 

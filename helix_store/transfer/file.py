@@ -23,10 +23,11 @@ from helix_store.transfer.records import (
     Problem,
     Record,
     Source,
-    Spool,
     Unit,
     line_of,
+    lines_from,
     named,
+    spool,
 )
 
 _FORMAT: Final = "helix_store.export"
@@ -280,7 +281,7 @@ class _OpenUnit:
     line: int
     counts: Counts = field(default_factory=Counter)
     digest: Any = field(default_factory=hashlib.sha256)
-    spool: Spool = field(default_factory=Spool)
+    spool: IO[bytes] = field(default_factory=spool)
 
     def __str__(self) -> str:
         return named(self.kind, self.tenant, self.name)
@@ -288,14 +289,14 @@ class _OpenUnit:
     def add(self, name: str, line: bytes) -> None:
         self.counts[name] += 1
         self.digest.update(line)
-        self.spool.add(line)
+        self.spool.write(line)
 
     def checked(self) -> Unit:
         sha256 = self.digest.hexdigest()
         return Unit(self.kind, self.tenant, self.name, self._records, sha256, self.line)
 
     def _records(self) -> Iterator[Record]:
-        for line in self.spool.lines():
+        for line in lines_from(self.spool):
             record = _record(line)
             if record is None or record.get("record") != _name_of(line):
                 raise InvalidPayload(path="", reason="the line is not a JSON object with distinct names")

@@ -137,24 +137,15 @@ class ImportSummary:
         }
 
 
-class Spool:
-    """Lines that are written once and can be read from the start any number of times.
+def spool() -> IO[bytes]:
+    """Return a file for lines that are written once. It is in memory as long as it is small."""
+    return SpooledTemporaryFile(_IN_MEMORY)
 
-    They are kept in memory as long as there are few, and then in a file.
-    """
 
-    def __init__(self) -> None:
-        self._file: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
-
-    def add(self, line: bytes) -> None:
-        self._file.write(line)
-
-    def lines(self) -> Iterator[bytes]:
-        self._file.seek(0)
-        yield from self._file
-
-    def close(self) -> None:
-        self._file.close()
+def lines_from(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a `spool` from the start."""
+    file.seek(0)
+    yield from file
 
 
 def line_of(record: Record) -> bytes:

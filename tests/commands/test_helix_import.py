@@ -165,7 +165,7 @@ def test_the_example_of_the_help_runs(empty_db: CommittedDatabase, tmp_path: Pat
     simple_session(database, "trip-1")
     text = helix_import.Command().create_parser("manage.py", "helix_import").format_help()
     _, name, file = text.split("example: ")[1].split()
-    assert text.endswith("\nexample: manage.py helix_import --from obsku service=agents\n")
+    assert text.endswith("\nexample: manage.py helix_import sessions.jsonl\n")
     (tmp_path / file).write_bytes(exported(database))
     delete_all_rows(database.alias)
     (program, script, *arguments), environment = command(database, name, file)

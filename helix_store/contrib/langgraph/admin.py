@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any, ClassVar, Final
 
 from django.contrib import admin
-from django.db.models import BigIntegerField, F, Func, QuerySet
+from django.db.models import QuerySet
+from django.db.models.functions import Length
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -43,16 +44,6 @@ _LARGEST_PREVIEW: Final = 262_144
 _LONGEST_PREVIEW: Final = 20_000
 
 
-class _Bytes(Func):
-    """The number of bytes in a column, which PostgreSQL computes without reading the value."""
-
-    function = "octet_length"
-    output_field = BigIntegerField()
-
-    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        return super().as_sql(compiler, connection, function="length", **context)
-
-
 class _StoredAdmin(SessionChildAdmin):
     """A page of rows with one column of bytes, shown as the plain data that the strict serializer reads."""
 
@@ -63,7 +54,8 @@ class _StoredAdmin(SessionChildAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: Any = super().get_queryset(request).defer(self.stored)
-        measured: QuerySet[Any] = rows.annotate(stored_bytes=_Bytes(F(self.stored)))
+        # PostgreSQL computes the number of bytes without reading the value.
+        measured: QuerySet[Any] = rows.annotate(stored_bytes=Length(self.stored))
         return measured
 
     @admin.display(description=_("content"))

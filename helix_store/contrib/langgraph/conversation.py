@@ -10,13 +10,12 @@ from typing import Any, Final, NamedTuple
 from django.db.models import Model
 
 from helix_store.catalogue import ConversationPage, ConversationStep, Outline
-from helix_store.contrib.joins import looked_up
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue
 from helix_store.contrib.langgraph.plain import HEADER_BYTES, items_of, length_of
 from helix_store.core.moments import as_utc
 from helix_store.core.transcript import ConversationMessage, Part, parts_of
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import is_in_list, list_parameter
+from helix_store.engine.expressions import is_in_list, list_parameter, looked_up
 from helix_store.engine.statement import Statement, table
 
 _CHANNEL: Final = "messages"

@@ -24,7 +24,7 @@ from helix_store.sessions.requests import root_session
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources.foreign import ForeignSource, Origin
 from helix_store.transfer.sources.readers import PostgresReader, Reader, SqliteReader
-from helix_store.transfer.sources.sessions import ForeignSession, Head, session_of
+from helix_store.transfer.sources.sessions import ForeignSession, Head, iso_moment, session_of
 
 _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _OLDEST_FORMAT: Final = 4
@@ -109,7 +109,7 @@ class ThreadSource(ForeignSource):
         stored, metadata, small = self._checkpoint(*columns)
         if parent_id and stored.get("v", 0) < _OLDEST_FORMAT:
             raise InvalidPayload(path="checkpoint/v", reason="the format is older than LangGraph 0.5")
-        at = _moment(stored.get("ts"))
+        at = iso_moment(stored.get("ts"), "checkpoint/ts")
         versions = {
             channel: str(version)
             for channel, version in stored["channel_versions"].items()
@@ -302,11 +302,3 @@ def _json_object(text: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidPayload(path=path, reason="it is not a readable object")
     return value
-
-
-def _moment(text: Any) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidPayload(path="checkpoint/ts", reason="it is not a time") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -17,7 +16,7 @@ from helix_store.sessions.requests import root_session
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources import ForeignSource, Origin
 from helix_store.transfer.sources.readers import SqliteReader
-from helix_store.transfer.sources.sessions import ForeignSession, Head, session_of
+from helix_store.transfer.sources.sessions import ForeignSession, Head, iso_moment, session_of
 
 _AGENT_TYPE: Final = "openai_agents"
 
@@ -65,7 +64,7 @@ class SQLiteSessionSource(ForeignSource):
         session.tally.found["agent_sessions"] += 1
         session_id, created_at, updated_at = row
         new = root_session(session_id_for(session_id), _AGENT_TYPE)
-        return Head(new, _moment(created_at, "created_at"), _moment(updated_at, "updated_at"))
+        return Head(new, iso_moment(created_at, "created_at"), iso_moment(updated_at, "updated_at"))
 
     def _read_parts(self, session: ForeignSession) -> None:
         query = f"SELECT * FROM ({self._items}) WHERE session_id = ? ORDER BY branch, place, id"
@@ -79,14 +78,5 @@ class SQLiteSessionSource(ForeignSource):
         except (ValueError, TypeError, RecursionError):
             raise InvalidPayload(path="message_data", reason="it is not readable JSON") from None
         payload = encode(value, limit=self._limits.max_state_bytes, path="message_data")
-        item = Item(lane=lane_name(branch), payload=payload, created_at=_moment(created_at, "created_at"))
+        item = Item(lane=lane_name(branch), payload=payload, created_at=iso_moment(created_at, "created_at"))
         session.add(item)
-
-
-def _moment(text: Any, path: str) -> datetime:
-    """Return a time from the format of SQLite's CURRENT_TIMESTAMP, in UTC. Raises `InvalidPayload`."""
-    try:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidPayload(path=path, reason="it is not a time") from None

@@ -9,12 +9,11 @@ from typing import Any, Final
 from django.db.models import Model
 
 from helix_store.catalogue import ConversationPage, Outline
-from helix_store.contrib.joins import looked_up
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
 from helix_store.core.moments import as_utc
 from helix_store.core.transcript import ConversationMessage, parts_of
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import for_keys, list_parameter
+from helix_store.engine.expressions import for_keys, list_parameter, looked_up
 from helix_store.engine.statement import Statement, table
 from helix_store.reports.payloads import PREVIEW_SOURCE, read_start, start_text
 

@@ -9,10 +9,9 @@ from typing import Any, Final
 from django.db.models import Model, QuerySet
 from django.db.models.expressions import RawSQL
 
-from helix_store.contrib.joins import looked_up
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import for_keys, is_in_list, list_parameter
+from helix_store.engine.expressions import for_keys, is_in_list, list_parameter, looked_up
 from helix_store.engine.statement import Statement, table
 
 _FAMILY: Final = table(ConversationFamily)
@@ -50,26 +49,14 @@ def entries_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QuerySe
     chosen, params = sessions.values("pk").query.get_compiler(using=rows.db).as_sql()
     condition = f"c.session_id IN ({chosen})"
     postgresql, sqlite = _reached((condition, condition))
-    return rows.filter(
-        pk__in=_RawSQL(f"{postgresql} SELECT id FROM reached", f"{sqlite} SELECT id FROM reached", params * 2)
-    )
+    reached = postgresql if Database(rows.db, "").is_postgresql else sqlite
+    return rows.filter(pk__in=RawSQL(f"{reached} SELECT id FROM reached", params * 2))  # noqa: S611  our own
 
 
 def families_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QuerySet[Any]:
     """Select the rows of `ConversationFamily` with a conversation of these sessions."""
     conversations = Conversation._base_manager.using(rows.db).filter(session__in=sessions.values("pk"))
     return rows.filter(family__in=conversations.values("family"))
-
-
-class _RawSQL(RawSQL):
-    """SQL with one variant for each database."""
-
-    def __init__(self, postgresql: str, sqlite: str, params: Any) -> None:
-        super().__init__(postgresql, params)
-        self.sqlite = sqlite
-
-    def as_sqlite(self, compiler: Any, connection: Any) -> Any:
-        return f"({self.sqlite})", self.params
 
 
 # --- The doctor ----------------------------------------------------------------------------------------

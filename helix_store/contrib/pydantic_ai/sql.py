@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from helix_store.contrib.joins import looked_up
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
-from helix_store.engine.expressions import is_in_list
+from helix_store.engine.expressions import is_in_list, looked_up
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.sessions.sql import SESSION_BY_ID

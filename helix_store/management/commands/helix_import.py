@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Final
 
-from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import CommandError, CommandParser
 
 from helix_store.management.base import StoreCommand, WrongUsage, refuse_options
 from helix_store.management.output import ProgressBar
@@ -17,14 +17,6 @@ from helix_store.transfer.records import Counts, Unit
 from helix_store.transfer.sources import SOURCES, Origin
 
 _OF_A_STORE: Final = ("schema", "table", "only_whole", "leave_tables", "dry_run")
-
-
-class _LineFormatter(DjangoHelpFormatter):
-    """A help formatter that keeps the line breaks of an epilog."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        return "\n".join(fill(line, width, indent) for line in text.splitlines())
 
 
 class Command(StoreCommand):
@@ -36,11 +28,7 @@ class Command(StoreCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.formatter_class = _LineFormatter
-        parser.epilog = (
-            "example: manage.py helix_import sessions.jsonl\n"
-            "example: manage.py helix_import --from obsku service=agents"
-        )
+        parser.epilog = "example: manage.py helix_import sessions.jsonl"
         parser.add_argument(
             "--tenant",
             help="Import only this tenant of a file (default: every tenant). With --from, the tenant that "

@@ -18,7 +18,7 @@ from helix_store.checkpointers.graph.payloads import (
 from helix_store.core import validation
 from helix_store.core.payloads import size_of
 from helix_store.core.types import CheckpointSource
-from helix_store.exceptions import HelixStoreError, InvalidQuery, shown_id
+from helix_store.exceptions import HelixStoreError, InvalidQuery
 from helix_store.models import CheckpointKind
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources.foreign import ForeignSource, Origin
@@ -29,12 +29,9 @@ from helix_store.transfer.sources.sessions import ForeignSession, Head, moment
 _MESSAGES: Final = """
     SELECT id, created_at, role, content, tool_calls, tool_results, tokens_in, tokens_out
     FROM messages WHERE session_id = %s ORDER BY created_at, id"""
-# The parent of a fork belongs to another session, which may be deleted.
 _CHECKPOINTS: Final = """
     SELECT id, created_at, namespace, parent_id, version, step, node_id, node_results, pending_nodes,
-        cycle_state, source,
-        parent_id IS NULL OR source = 'fork' OR EXISTS (
-            SELECT FROM checkpoints AS parent WHERE parent.id = checkpoints.parent_id)
+        cycle_state, source
     FROM checkpoints WHERE session_id = %s ORDER BY version, created_at, id COLLATE "C" """
 
 _IMPORTED: Final = ("sessions", "messages", "checkpoints")
@@ -42,9 +39,6 @@ _WITHOUT_TABLE_HERE: Final = ("entities", "facts")
 
 _STATUSES: Final = {"Complete": "completed", "Failed": "failed", "Skipped": "skipped"}
 """Additional words for the status of a node that the original accepts."""
-
-_CALL: Final[dict[str, type]] = {"name": str, "toolUseId": str, "input": dict}
-_RESULT: Final[dict[str, type]] = {"content": str, "toolUseId": str}
 
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _TICK: Final = timedelta(microseconds=1)
@@ -110,9 +104,6 @@ class ObskuSource(ForeignSource):
             "tokens_out": tokens_out,
         }
         encoded = encode_message(message, self._limits)
-        for field, members in (("tool_calls", _CALL), ("tool_results", _RESULT)):
-            if message[field] is not None and not _is_list_of(message[field], members):
-                session.tally.report(f"{name}: obsku cannot read its {field}; it is imported as it is")
         session.add_message(
             role=encoded.role, payload=encoded.text, created_at=history.next_time(created_at, milliseconds)
         )
@@ -122,7 +113,7 @@ class ObskuSource(ForeignSource):
     ) -> None:
         (
             checkpoint_id, milliseconds, namespace, parent_id, version, step, node_id, node_results,
-            pending_nodes, cycle_state, source, has_parent,
+            pending_nodes, cycle_state, source,
         ) = row  # fmt: skip
         pending = _revived(session, name, "pending_nodes", pending_nodes)
         payload = encode_checkpoint(
@@ -145,9 +136,6 @@ class ObskuSource(ForeignSource):
             size_bytes=size_of(payload),
             created_at=moment(milliseconds, "/created_at"),
         )
-        if not has_parent:
-            parent = shown_id(parent_id)
-            session.tally.report(f"{name}: its parent {parent} does not exist; it is imported as it is")
 
 
 class _History:
@@ -190,10 +178,3 @@ def _with_known_status(result: Any) -> Any:
     status = result.get("status") if type(result) is dict else None
     known = _STATUSES.get(status) if type(status) is str else None
     return result if known is None else {**result, "status": known}
-
-
-def _is_list_of(value: Any, members: dict[str, type]) -> bool:
-    return type(value) is list and all(
-        type(item) is dict and all(type(item.get(name)) is kind for name, kind in members.items())
-        for item in value
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,6 @@ from helix_store.exceptions import HelixStoreError
 
 if TYPE_CHECKING:
     from psycopg import Connection
-    from psycopg.sql import Composed
 
 _Row = tuple[Any, ...]
 
@@ -105,17 +104,16 @@ class Reader(ABC):
 class PostgresReader(Reader):
     """A reader of a PostgreSQL database, with ``REPEATABLE READ`` and server-side cursors.
 
-    ``names`` are the tables that a query names in braces; each is a schema and a table. With ``schema``, all
-    other tables are looked up there. The address never appears in a message.
+    With ``schema``, all tables are looked up there. ``table`` is the one that a query names ``{table}``. The
+    address never appears in a message.
     """
 
-    def __init__(
-        self, dsn: str, *, names: Mapping[str, tuple[str, str]] | None = None, schema: str | None = None
-    ) -> None:
+    def __init__(self, dsn: str, *, schema: str | None = None, table: str = "") -> None:
         super().__init__()
         self._dsn = dsn
-        self._names = names or {}
         self._schema = schema
+        # The driver looks for placeholders even inside a quoted name.
+        self._table = '"{}"'.format(table.replace('"', '""').replace("%", "%%"))
         self._numbers = count(1)
 
     @contextmanager
@@ -134,28 +132,18 @@ class PostgresReader(Reader):
     def rows(self, query: str, *values: Any) -> Iterator[_Row]:
         with self._open.cursor(f"helix_import_{next(self._numbers)}") as cursor:
             with _postgres_errors_shown():
-                cursor.execute(self._composed(query), values)
+                cursor.execute(query.replace("{table}", self._table), values)
             yield from self._pages_of(cursor, _postgres_errors_shown)
 
     def one(self, query: str, *values: Any) -> _Row:
         with _postgres_errors_shown():
-            row: _Row | None = self._open.execute(self._composed(query), values).fetchone()
+            row: _Row | None = self._open.execute(query.replace("{table}", self._table), values).fetchone()
         if row is None:
             raise SourceUnreadable
         return row
 
     def has_table(self, name: str) -> bool:
         return bool(self.one("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", name)[0])
-
-    def _composed(self, query: str) -> Composed:
-        from psycopg.sql import SQL, Identifier
-
-        # The driver looks for placeholders even inside a quoted name.
-        names = {
-            name: Identifier(*(part.replace("%", "%%") for part in parts))
-            for name, parts in self._names.items()
-        }
-        return SQL(query).format(**names)
 
 
 def _connected(dsn: str) -> Connection[_Row]:

@@ -6,8 +6,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Final, NamedTuple, TypeVar
+from datetime import UTC, datetime
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from django.db.models import Model
 
@@ -20,7 +20,7 @@ from helix_store.exceptions import HelixStoreError, InvalidPayload, shown_id
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.sessions.requests import NewSession
 from helix_store.transfer.layout import format_of
-from helix_store.transfer.records import Counts, Problem, Record, Spool, line_of
+from helix_store.transfer.records import Counts, Problem, Record, line_of, lines_from, spool
 
 S = TypeVar("S", bound="ForeignSession")
 
@@ -87,14 +87,14 @@ class ForeignSession:
         self.message_count = 0
         self.checkpoint_count = 0
         self._name = f"{kind} {shown_id(source_id)}"
-        self._spools: defaultdict[str, Spool] = defaultdict(Spool)
+        self._spools: defaultdict[str, IO[bytes]] = defaultdict(spool)
 
     def __str__(self) -> str:
         return self._name
 
     def close(self) -> None:
-        for spool in self._spools.values():
-            spool.close()
+        for file in self._spools.values():
+            file.close()
 
     def take(self, table: str, row: tuple[Any, ...], add: Callable[[str, tuple[Any, ...]], None]) -> None:
         """Add a row by its name, or leave it in the source. The first column of the row is its id."""
@@ -116,14 +116,14 @@ class ForeignSession:
     def add(self, row: Model) -> None:
         """Add a row, in the order in which an export lists the rows of its table."""
         table = declared(type(row))
-        self._spools[table.record].add(line_of(format_of(table).record_from(row)))
+        self._spools[table.record].write(line_of(format_of(table).record_from(row)))
 
     def records(self, head: Head, tenant: str) -> Iterator[Record]:
         """Yield all records of the session, in the order of an export."""
         yield from _head_records(head, tenant, message_count=self.message_count)
         for table in tables("session"):
             if table.record in self._spools:
-                yield from map(json.loads, self._spools[table.record].lines())
+                yield from map(json.loads, lines_from(self._spools[table.record]))
 
 
 def session_of(cls: type[S], kind: str, source_id: str) -> S:
@@ -168,3 +168,12 @@ def moment(milliseconds: Any, path: str) -> datetime:
         return milliseconds_to_datetime(milliseconds)
     except (OverflowError, TypeError):
         raise InvalidPayload(path=path, reason="it is not a time between the years 1 and 9999") from None
+
+
+def iso_moment(text: Any, path: str) -> datetime:
+    """Return the time in ISO 8601 text, which is in UTC if it has no offset. Raises `InvalidPayload`."""
+    try:
+        time = datetime.fromisoformat(text)
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidPayload(path=path, reason="it is not a time") from None

@@ -28,7 +28,7 @@ _TIME: Final = "CASE WHEN created_at >= '0001-01-02' AND created_at < '9999-12-3
 _SNAPSHOTS: Final = f"""
     SELECT checkpoint_id, version, {_TIME}, snapshot::text FROM {{table}} WHERE thread_id = %s
     ORDER BY
-        CASE WHEN checkpoint_id ~ '^[0-9a-f]{{{{8}}}}-[0-9a-f]{{{{4}}}}-7' THEN left(checkpoint_id, 13)
+        CASE WHEN checkpoint_id ~ '^[0-9a-f]{{8}}-[0-9a-f]{{4}}-7' THEN left(checkpoint_id, 13)
             ELSE checkpoint_id END COLLATE "C",
         created_at, checkpoint_id COLLATE "C" """
 
@@ -43,8 +43,8 @@ class ZiroSource(ForeignSource):
         GROUP BY thread_id ORDER BY thread_id COLLATE "C" """
 
     def __init__(self, origin: Origin) -> None:
-        table = (origin.schema or _SCHEMA, origin.table or _TABLE)
-        super().__init__(origin, PostgresReader(origin.dsn, names={"table": table}))
+        schema, table = origin.schema or _SCHEMA, origin.table or _TABLE
+        super().__init__(origin, PostgresReader(origin.dsn, schema=schema, table=table))
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
         (count,) = self._reader.one("SELECT count(*) FROM {table}")
