@@ -219,6 +219,7 @@ def import_until(alias: str, path: str, begun: Event) -> None:
         import_units(ExportFile(stream).units(), alias, progress=tell)
 
 
+@pytest.mark.thorough
 def test_an_import_that_is_killed_is_completed_by_the_next_one(
     committed_db: CommittedDatabase, notebook: MakeNotebook, tmp_path: Path
 ) -> None:

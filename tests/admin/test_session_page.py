@@ -649,6 +649,7 @@ def _grow(browser: Browser, session: Session, messages: int, steps: int) -> None
     )
 
 
+@pytest.mark.thorough
 def test_a_session_of_ten_thousand_messages_costs_as_much_as_one_of_a_hundred(browser: Browser) -> None:
     store_of(browser.database).create_session("s", agent_type="a")
     store_of(browser.database).start_run("s", "run")

@@ -91,6 +91,7 @@ def test_a_snapshot_that_is_out_of_date_makes_the_store_busy(
     assert is_retryable_transaction(raised.value)
 
 
+@pytest.mark.thorough
 def test_a_writer_that_is_stopped_in_the_index_of_the_wal_makes_the_store_busy(file: Path) -> None:
     with separate_sqlite(file) as writer, separate_sqlite(file) as reader:
         execute(writer, "BEGIN IMMEDIATE")

@@ -100,6 +100,7 @@ def _in_order(text: str, words: list[str]) -> bool:
 # --- The example's sessions --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_agents_of_all_frameworks_are_readable_in_the_admin_and_in_show(browser: Browser) -> None:
     environment = {
         **os.environ,

@@ -41,6 +41,7 @@ def _reader_of_everything(alias: str) -> Iterator[Any]:
         reader.close()
 
 
+@pytest.mark.thorough
 def test_a_long_reader_delays_no_move(routed: Pair) -> None:
     """Eight tenants are copied, moved back and released while a reader holds every table."""
     if routed.vendor != "postgresql":

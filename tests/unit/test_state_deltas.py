@@ -210,6 +210,7 @@ def edits() -> st.SearchStrategy[Edit]:
     )
 
 
+@pytest.mark.thorough
 @given(json_objects(), st.lists(st.lists(edits(), max_size=3), min_size=8, max_size=MAX_DELTAS))
 def test_any_chain_of_deltas_stands_for_exactly_the_last_payload(
     document: dict[str, Any], steps: list[list[Edit]]

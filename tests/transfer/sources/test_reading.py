@@ -275,6 +275,7 @@ def import_and_measure(alias: str, tenant: str, dsn: str, schema: str) -> tuple[
     return summary.records["message"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@pytest.mark.thorough
 def test_a_long_session_takes_no_more_memory_than_a_short_one(
     obsku: ObskuTables, committed_db: CommittedDatabase
 ) -> None:
