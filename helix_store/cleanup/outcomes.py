@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Self
@@ -95,10 +95,6 @@ class CleanupSummary(Counts):
     defaults_applied: int = 0
     deleted: int = 0
     swept: int = 0
-
-    def __add__(self, other: CleanupSummary) -> CleanupSummary:
-        sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
-        return CleanupSummary(**sums)
 
 
 @dataclass(frozen=True, slots=True)

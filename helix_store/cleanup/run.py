@@ -139,10 +139,10 @@ def _one_after_the_other(
         done = CleanupSummary()
         try:
             for done in clean(backend, rest):
-                yield before + done
+                yield before.plus(**done.to_dict())
         except StoreUnavailable as exc:
             failure = failure or exc
-        before += done
+        before = before.plus(**done.to_dict())
     if failure is not None:
         raise failure
 

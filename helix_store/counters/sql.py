@@ -10,6 +10,7 @@ from functools import cache
 from typing import Final
 
 from helix_store.core.limits import MAX_BIGINT
+from helix_store.engine.expressions import exact_sum
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Budget, BudgetCounter, Session, UsageEntry
 
@@ -134,11 +135,9 @@ def sums_of_entries(entries: str, *, is_postgresql: bool, is_counted: str = "tru
 
     The first column is the condition ``is_counted``, the second the number of entries.
     """
-    day = _DAY[0 if is_postgresql else 1].format("e.timestamp")
-    sums = [
-        f"SUM(e.{name})" if is_postgresql else f"(SUM(e.{name} >> 32) || ' ' || SUM(e.{name} & 4294967295))"
-        for name in ("cost_usd", "total_tokens")
-    ]
+    vendor = 0 if is_postgresql else 1
+    day = _DAY[vendor].format("e.timestamp")
+    sums = [exact_sum(column)[vendor] for column in ("e.cost_usd", "e.total_tokens")]
     return f"""
         SELECT {is_counted}, count(*), {_OF_SPENDER}, {day}, {", ".join(sums)}
         FROM (SELECT e.*, {_ROOT} AS root_id FROM {entries} AS e) AS e

@@ -37,7 +37,7 @@ from helix_store.engine.paging import keyset_pages
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Checkpoint, CheckpointKind, Session, Stream
 from helix_store.models.fields import PayloadField
-from helix_store.sessions.deltas import decode_with_deltas
+from helix_store.sessions.deltas import decode_with_delta
 from helix_store.sessions.layout import HEAD_FIELDS, JSON_COLUMNS
 from helix_store.sessions.reading import checkpoint_state, current_state
 
@@ -147,7 +147,7 @@ def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, ba
         return "unreadable-envelope"
     if base_id is None or base is None or not _can_read(partial(decode_object, base)):
         return None
-    return None if _can_read(partial(decode_with_deltas, base, (payload,))) else "delta-misfit"
+    return None if _can_read(partial(decode_with_delta, base, payload)) else "delta-misfit"
 
 
 def _read_envelope(envelope: str) -> None:

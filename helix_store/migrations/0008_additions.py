@@ -20,7 +20,7 @@ from helix_store.migrations._operations import (
     keep_pages,
 )
 from helix_store.models.fields import CallIdField, CallIdsField, IdentifierField, MomentField, PayloadField
-from helix_store.sessions.deltas import apply_deltas
+from helix_store.sessions.deltas import apply_delta
 
 ROWS_AT_ONCE: Final = 50
 KINDS: Final = {
@@ -48,7 +48,7 @@ def write_in_full(apps: Any, schema_editor: Any) -> None:
     last = 0
     while rows := list(deltas.filter(pk__gt=last)[:ROWS_AT_ONCE]):
         for row in rows:
-            payload = apply_deltas(row.base.payload, [row.payload])
+            payload = apply_delta(row.base.payload, row.payload)
             size_bytes = size_of(payload) + size_of(row.envelope)
             checkpoints.filter(pk=row.pk).update(payload=payload, size_bytes=size_bytes, base=None)
         last = rows[-1].pk

@@ -21,7 +21,7 @@ from helix_store.core.transcript import CutText
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.models.fields import PayloadField
-from helix_store.sessions.deltas import apply_deltas
+from helix_store.sessions.deltas import apply_delta
 
 _UNREADABLE: Final = ""
 """The replacement for text that is not valid UTF-8.
@@ -145,7 +145,7 @@ def json_start(value: Any, limit: float) -> tuple[str, bool]:
 def whole_state(payload: str, base: str | None) -> str:
     """Return the state that a delta and its base produce, or the stored delta if it cannot be applied."""
     try:
-        return apply_deltas(base or _UNREADABLE, [payload])
+        return apply_delta(base or _UNREADABLE, payload)
     except IntegrityFault:
         return payload
 

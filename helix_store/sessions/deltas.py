@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import marshal
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from helix_store.core.limits import AS_STORED
-from helix_store.core.payloads import check_value, decode, decode_object, encode, size_of, write_json
+from helix_store.core.payloads import check_value, decode, encode, size_of, write_json
 from helix_store.core.types import SessionState
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 
@@ -277,41 +277,17 @@ def delta_between(base: Entries, new: Entries) -> str | None:
     return delta if len(delta) * _LEAST_SAVING <= whole else None
 
 
-def decode_with_deltas(full: str, deltas: Iterable[str]) -> dict[str, Any]:
-    """Return the object that results from a full payload and its deltas, oldest first.
+def decode_with_delta(full: str, delta: str) -> dict[str, Any]:
+    """Return the object that results from a full payload and its delta.
 
     Raises `IntegrityFault` if they are unreadable or do not belong together.
     """
-    following = list(deltas)
-    if not following:
-        return decode_object(full)
     # Call the decoder only once: for text as short as most deltas, the call takes longer than the decoding.
-    document, *changes = decode(f"[{','.join([full, *following])}]")
-    if type(document) is not dict or len(changes) != len(following):
+    parts = decode(f"[{full},{delta}]")
+    if [*map(type, parts)] != [dict, dict] or parts[1].keys() != {"removed", "set"}:
         raise _misfit()
-    for change in changes:
-        _apply(document, change)
-    return document
-
-
-def apply_deltas(full: str, deltas: Iterable[str]) -> str:
-    """Return the payload that results from a full payload and its deltas, oldest first.
-
-    Raises `IntegrityFault` if they are unreadable or do not belong together.
-    """
-    document = decode_with_deltas(full, deltas)
-    try:
-        return encode(document, limit=AS_STORED.max_state_bytes)
-    except (InvalidPayload, LimitExceeded):
-        pass
-    # Raise outside the handler: the gate's error has a path of the caller's keys and would be the context.
-    raise _misfit()
-
-
-def _apply(document: dict[str, Any], change: Any) -> None:
-    if type(change) is not dict or change.keys() != {"removed", "set"}:
-        raise _misfit()
-    removed, entries = change["removed"], change["set"]
+    document: dict[str, Any] = parts[0]
+    removed, entries = parts[1]["removed"], parts[1]["set"]
     if type(removed) is not list or type(entries) is not dict:
         raise _misfit()
     for key in removed:
@@ -319,6 +295,21 @@ def _apply(document: dict[str, Any], change: Any) -> None:
             raise _misfit()
         del document[key]
     document.update(entries)
+    return document
+
+
+def apply_delta(full: str, delta: str) -> str:
+    """Return the payload that results from a full payload and its delta.
+
+    Raises `IntegrityFault` if they are unreadable or do not belong together.
+    """
+    document = decode_with_delta(full, delta)
+    try:
+        return encode(document, limit=AS_STORED.max_state_bytes)
+    except (InvalidPayload, LimitExceeded):
+        pass
+    # Raise outside the handler: the gate's error has a path of the caller's keys and would be the context.
+    raise _misfit()
 
 
 def _misfit() -> IntegrityFault:

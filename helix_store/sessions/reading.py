@@ -24,7 +24,7 @@ from helix_store.core.types import (
 )
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.sessions.approvals import current_calls
-from helix_store.sessions.deltas import decode_with_deltas, remember_full
+from helix_store.sessions.deltas import decode_with_delta, remember_full
 from helix_store.sessions.layout import (
     ENVELOPE,
     HEAD_FIELDS,
@@ -192,7 +192,7 @@ def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
 
 def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
     """Return the custom state in a payload, or in a payload that is a delta from a base."""
-    return decode_object(payload) if base is None else decode_with_deltas(base, (payload,))
+    return decode_object(payload) if base is None else decode_with_delta(base, payload)
 
 
 def sub_session_ref_from(stored: Any) -> SubSessionRef:

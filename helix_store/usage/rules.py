@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -155,9 +155,8 @@ def time_series(sums: Iterable[UsageBucket]) -> list[UsageBucket]:
 
 
 def _add(one: UsageBucket, other: UsageBucket) -> UsageBucket:
-    return UsageBucket(
-        start=one.start,
-        group=one.group,
+    return replace(
+        one,
         tokens=one.tokens + other.tokens,
         cost_usd=cost_from_units(cost_units(one.cost_usd) + cost_units(other.cost_usd)),
         entry_count=one.entry_count + other.entry_count,

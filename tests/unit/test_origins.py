@@ -14,7 +14,7 @@ from helix_store.sessions.deltas import (
     MAX_DELTAS,
     Origin,
     StoredPayload,
-    apply_deltas,
+    apply_delta,
     origin_of,
     stored_payload,
 )
@@ -46,7 +46,7 @@ def test_a_payload_becomes_a_delta_from_its_origin() -> None:
     made = stored(NEXT, origin())
     assert (made.base_id, made.base_key, made.is_delta) == (70, 7, True)
     assert len(made.text) < 100
-    assert apply_deltas(BASE, [made.text]) == NEXT
+    assert apply_delta(BASE, made.text) == NEXT
 
 
 def test_without_an_origin_it_is_stored_in_full_under_a_new_key() -> None:

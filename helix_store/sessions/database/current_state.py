@@ -16,7 +16,7 @@ from helix_store.models import (
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.deltas import apply_deltas
+from helix_store.sessions.deltas import apply_delta
 from helix_store.sessions.reading import base_of, custom_state_of
 
 
@@ -82,7 +82,7 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
         row = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=current_key(head))
         payload, base_id, base = row.values_list("payload", "base_id", "base__payload").get()
         if base_id is not None:
-            row.update(payload=apply_deltas(base_of(base_id, base) or "", [payload]), base_id=None)
+            row.update(payload=apply_delta(base_of(base_id, base) or "", payload), base_id=None)
         Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
         head.current_is_checkpoint, head.base_key = False, None
     # This includes bases that only the deleted checkpoints need; `drop_unneeded_bases` removes them.
