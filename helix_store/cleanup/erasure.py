@@ -22,6 +22,7 @@ from helix_store.cleanup.workspaces import (
     configured_workspace_providers,
 )
 from helix_store.core import moments, validation
+from helix_store.core.budgets import BudgetScope
 from helix_store.core.types import UserId
 from helix_store.counters.counting import delete_usage
 from helix_store.engine.database import Database
@@ -262,7 +263,7 @@ class Erasure:
         deleted[UsageEntry] = delete_usage(db, references.kept_usage(db, ids))
         changed[UsageEntry] = references.usage_of_sub_sessions(db, keys, ids).update(sub_session_id=None)
         deleted[Lock], _ = trees.locks_of(db, keys).delete()
-        for rows in references.budgets_of_trees(db, ids):
+        for rows in references.budgets_of(db, BudgetScope.TREE, ids):
             deleted[rows.model], _ = rows.delete()
         deleted += delete_locked_sessions(db, keys, keep_usage=False)
         # A stream may have the session's own id without being named by any session.
@@ -295,7 +296,7 @@ class Erasure:
         usage = _of_tenant(db, UsageEntry)
         if self._user_id is not None:
             yield from self._delete_pages(db, usage.filter(user_id=self._user_id))
-            for rows in references.budgets_of_user(db, self._user_id):
+            for rows in references.budgets_of(db, BudgetScope.USER, [self._user_id]):
                 yield from self._delete_pages(db, rows)
             yield from self._forget_author(db, self._user_id)
         elif self.session_id is not None:
@@ -320,7 +321,7 @@ class Erasure:
         if db.query(session.exists):
             return
         yield from self._delete_pages(db, references.kept_usage(db, [session_id]))
-        for rows in references.budgets_of_trees(db, [session_id]):
+        for rows in references.budgets_of(db, BudgetScope.TREE, [session_id]):
             yield from self._delete_pages(db, rows)
         locks = _of_tenant(db, Lock).filter(name=session_id)
         yield from self._delete_pages(db, self._free(db, locks))

@@ -69,22 +69,12 @@ def usage_of_sub_sessions(
     return entries.exclude(session_id__in=keys)
 
 
-def budgets_of_user(db: Database, user_id: str) -> Iterator[QuerySet[Any]]:
-    """Yield the counters of a user, including those of budgets per user, followed by the user's budgets."""
-    budgets = Budget.objects.using(db.alias).filter(tenant=db.tenant, scope=BudgetScope.USER)
-    counters = BudgetCounter.objects.using(db.alias).filter(tenant=db.tenant, value=user_id)
-    yield counters.filter(name__in=budgets.values("name"))
-    yield budgets.filter(value=user_id)
-
-
-def budgets_of_trees(db: Database, session_ids: Collection[str]) -> Iterator[QuerySet[Any]]:
-    """Yield the counters of trees with these roots, followed by the trees' budgets."""
-    budgets = Budget.objects.using(db.alias).filter(
-        tenant=db.tenant, scope=BudgetScope.TREE, value__in=session_ids
-    )
-    counters = BudgetCounter.objects.using(db.alias).filter(tenant=db.tenant)
-    yield counters.filter(name__in=budgets.values("name"))
-    yield budgets
+def budgets_of(db: Database, scope: BudgetScope, values: Collection[str]) -> Iterator[QuerySet[Any]]:
+    """Yield the counters of these users or trees, including those of budgets per user, and their budgets."""
+    budgets = Budget.objects.using(db.alias).filter(tenant=db.tenant, scope=scope)
+    counters = BudgetCounter.objects.using(db.alias).filter(tenant=db.tenant, value__in=values)
+    yield counters.filter(name__in=budgets.filter(value__in=[*values, ""]).values("name"))
+    yield budgets.filter(value__in=values)
 
 
 def posts_of(db: Database, author: str) -> QuerySet[Post]:
