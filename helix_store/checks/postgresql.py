@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.catalogue import tables
 from helix_store.core.tenants import TENANT_POLICY
 from helix_store.engine.aliases import app_aliases, app_connections
-from helix_store.engine.entry_nodes import citus_problems, has_undeclared_citus
-from helix_store.engine.poolers import dropped_search_path
 
 Databases = Sequence[str] | None
 
@@ -74,7 +74,7 @@ def check_citus(databases: Databases = None, only: str | None = None, **kwargs: 
     """Report E016, settings with which Citus does not work, and W009, Citus without `HELIX_STORE_CITUS`."""
     messages: list[CheckMessage] = [
         Error(f"HELIX_STORE_CITUS of the database {alias!r}: {problem}.", hint=hint, id="helix_store.E016")
-        for alias, problem, hint in citus_problems(app_aliases())
+        for alias, problem, hint in _citus_problems()
         if only in (None, alias)
     ]
     return messages + [
@@ -85,8 +85,42 @@ def check_citus(databases: Databases = None, only: str | None = None, **kwargs: 
             id="helix_store.W009",
         )
         for connection in app_connections("postgresql", only)
-        if connection.alias in (databases or ()) and has_undeclared_citus(connection)
+        if connection.alias in (databases or ()) and not conf.is_citus(connection.settings_dict)
+        if _rows(connection, "SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")
     ]
+
+
+def _citus_problems() -> Iterator[tuple[str, str, str]]:
+    """Yield the aliases for which the form for Citus does not work, or is not safe, each with the reason and
+    a hint. Sequences, advisory locks and notifications belong to one node, so every process must reach the
+    tables of an alias through the same node.
+    """
+    nodes: dict[tuple[Any, ...], tuple[str, Any]] = {}
+    for alias in app_aliases():
+        entry = connections[alias].settings_dict
+        if entry.get("HELIX_STORE_CITUS", False) not in (True, False):
+            yield alias, "the value is neither True nor False", "Write True or False."
+        if not conf.is_citus(entry):
+            continue
+        if connections[alias].vendor != "postgresql":
+            yield alias, "the database is not PostgreSQL", "Remove the key."
+        if conf.row_level_security():
+            problem = (
+                "the policies of ROW_LEVEL_SECURITY are checked on the node with the tables, which does not "
+                "know the tenant"
+            )
+            hint = "Use a schema for each group of tenants instead, or remove one of the two settings."
+            yield alias, problem, hint
+        options = entry["OPTIONS"]
+        host = options.get("host") or options.get("hostaddr") or entry["HOST"]
+        node = f"{host}:{options.get('port') or entry['PORT']}"
+        hint = "Name one node, the same one in every process: the coordinator."
+        if "," in node:
+            yield alias, "it has several hosts: ids and locks are those of one node", hint
+        tables_of = (entry["NAME"], entry["USER"], options.get("options"))
+        other, other_node = nodes.setdefault(tables_of, (alias, node))
+        if other_node != node:
+            yield alias, f"it has the tables of {other!r} and reaches them through another node", hint
 
 
 @register(Tags.database, "helix_store")
@@ -132,14 +166,33 @@ def check_search_path(databases: Databases = None, **kwargs: Any) -> list[CheckM
     return [
         Error(
             f"The settings of the PostgreSQL database {connection.alias!r} ask for search_path="
-            f'{dropped.asked}, but the server uses "{dropped.actual}": a pooler has dropped the option, '
+            f'{dropped[0]}, but the server uses "{dropped[1]}": a pooler has dropped the option, '
             "so tables of another schema are read and written.",
             hint="Use a database or a role for each schema: ALTER ROLE … SET search_path = ….",
             id="helix_store.E015",
         )
         for connection in _queried(databases)
-        if (dropped := dropped_search_path(connection))
+        if (dropped := _dropped_search_path(connection))
     ]
+
+
+_SEARCH_PATH: Final = re.compile(r"(?:^|\s)(?:-c\s*|--)search_path=((?:\\.|[^\s\\])*)")
+"""The value in the ``options`` of libpq, where a backslash escapes a space."""
+
+
+def _dropped_search_path(connection: BaseDatabaseWrapper) -> tuple[str, str] | None:
+    """Return the search path in ``OPTIONS`` and the actual one, if the first has not reached the server."""
+    found = _SEARCH_PATH.findall(str(connection.settings_dict["OPTIONS"].get("options") or ""))
+    if not found:
+        return None
+    # The last option counts.
+    asked = re.sub(r"\\(.)", r"\1", found[-1])
+    ((actual,),) = _rows(connection, "SELECT pg_catalog.current_setting('search_path')")
+    return None if _schemas_in(actual) == _schemas_in(asked) else (asked, actual)
+
+
+def _schemas_in(search_path: str) -> list[str]:
+    return [name.strip().strip('"') for name in search_path.split(",")]
 
 
 @register(Tags.database, "helix_store")

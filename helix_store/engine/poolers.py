@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 _ROUNDS: Final = 6
-_SEARCH_PATH: Final = re.compile(r"(?:^|\s)(?:-c\s*|--)search_path=((?:\\.|[^\s\\])*)")
-"""The value in the ``options`` of libpq, where a backslash escapes a space."""
-
-
-class DroppedSearchPath(NamedTuple):
-    """The search path that the settings ask for, and the one that the server actually uses."""
-
-    asked: str
-    actual: str
-
-
-def dropped_search_path(connection: BaseDatabaseWrapper) -> DroppedSearchPath | None:
-    """Return the search path in ``OPTIONS`` if it has not reached the server."""
-    if connection.vendor != "postgresql":
-        return None
-    options = str(connection.settings_dict["OPTIONS"].get("options") or "")
-    found = _SEARCH_PATH.findall(options)
-    if not found:
-        return None
-    # The last option counts.
-    asked = re.sub(r"\\(.)", r"\1", found[-1])
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_catalog.current_setting('search_path')")
-        (actual,) = cursor.fetchone()
-    return None if _schemas_in(actual) == _schemas_in(asked) else DroppedSearchPath(asked, actual)
-
-
-def _schemas_in(search_path: str) -> list[str]:
-    return [name.strip().strip('"') for name in search_path.split(",")]
 
 
 def loses_prepared_statements(connection: BaseDatabaseWrapper) -> bool:
