@@ -15,6 +15,7 @@ from helix_store.management.output import STATUS_STYLES, Column, Layout, Style, 
 from helix_store.management.spending_tables import budgets_table
 from helix_store.management.text import cut, visible, wrapped
 from helix_store.reports.budgets import budget_that_stopped
+from helix_store.reports.conversations import text_of
 from helix_store.reports.session import SessionReport
 from helix_store.reports.times import NOTHING, epoch_moment, moment
 from helix_store.stores.directory import TreeNode
@@ -24,6 +25,7 @@ _INDENT: Final = "    "
 _RESULT_INDENT: Final = "      "
 _LINES_OF_RESULT: Final = 12
 _UNLIMITED: Final = 10**9
+_PART_STYLES: Final[dict[str, Style]] = {"thinking": "dim", "call": "yellow"}
 _STYLES: Final[dict[str, Style]] = {"user": "cyan", "assistant": "green", "system": "yellow", "tool": "blue"}
 
 
@@ -325,18 +327,12 @@ def capped(lines: Sequence[str], limit: int | None) -> list[str]:
 
 
 def _lines(part: Part, layout: Layout) -> list[str]:
-    room = layout.width or _UNLIMITED
     if part.kind == "result":
         return _result_lines(part, layout)
-    if part.kind == "thinking":
-        return [layout.coloured(line, "dim") for line in wrapped(part.text, room, indent=_INDENT)]
-    if part.kind == "call":
-        text = f"→ {part.name}({part.text})"
-        lines = capped(wrapped(text, room, indent=_INDENT), _limit(layout))
-        return [layout.coloured(line, "yellow") for line in lines]
-    if part.kind in ("file", "other"):
-        return capped(wrapped(f"[{part.name}] {part.text}", room, indent=_INDENT), _limit(layout))
-    return wrapped(part.text, room, indent=_INDENT)
+    lines = wrapped(text_of(part), layout.width or _UNLIMITED, indent=_INDENT)
+    if part.kind not in ("text", "thinking"):
+        lines = capped(lines, _limit(layout))
+    return [layout.coloured(line, _PART_STYLES.get(part.kind)) for line in lines]
 
 
 def _result_lines(part: Part, layout: Layout) -> list[str]:

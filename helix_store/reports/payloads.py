@@ -30,7 +30,6 @@ Stored payloads are never empty, so an empty one is also unreadable.
 """
 
 _SUFFIX: Final = "_text"
-_STRING_MEMBER: Final = re.compile(r'"(type|message)":\s*"((?:[^"\\]|\\.)*)')
 
 _write_in_pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode
 
@@ -84,8 +83,12 @@ def start_of(column: str, limit: int) -> FreeText:
 
 def said_by(error: str | None) -> str:
     """Return the type and message of an exception, from the start of a run's stored error."""
-    found = dict(_STRING_MEMBER.findall(error or ""))
-    return ": ".join(_unescaped(found[name]) for name in ("type", "message") if name in found)
+    try:
+        found = _start_of_cut(error or "")
+    except (IntegrityFault, RecursionError):
+        return ""
+    said = [found.get(name) for name in ("type", "message")] if isinstance(found, dict) else ()
+    return ": ".join(each for each in said if isinstance(each, str))
 
 
 def traceback_of(error: str | None) -> str | None:
@@ -96,14 +99,6 @@ def traceback_of(error: str | None) -> str | None:
         return None
     found = document.get("traceback") if isinstance(document, dict) else None
     return found if type(found) is str else None
-
-
-def _unescaped(text: str) -> str:
-    try:
-        return str(json.loads(f'"{text}"'))
-    except ValueError:
-        # The start of the text ends inside an escape.
-        return text
 
 
 def without_payloads(queryset: QuerySet[Any], *, session: bool = False) -> QuerySet[Any]:

@@ -33,7 +33,7 @@ def _csv(browser: Browser, **query: str) -> list[list[str]]:
     assert response.status_code == 200
     assert response["Content-Type"].startswith("text/csv")
     assert "attachment" in response["Content-Disposition"]
-    return list(csv.reader(io.StringIO(b"".join(response.streaming_content).decode())))
+    return list(csv.reader(io.StringIO(response.content.decode())))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from helix_store.sessions.requests import root_session
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources.foreign import ForeignSource, Origin
 from helix_store.transfer.sources.readers import PostgresReader, Reader, SqliteReader
-from helix_store.transfer.sources.sessions import ForeignSession, Head, iso_moment, session_of
+from helix_store.transfer.sources.sessions import ForeignSession, Head, iso_moment, parsed, session_of
 
 _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _OLDEST_FORMAT: Final = 4
@@ -295,10 +295,7 @@ def _checked(value: Any) -> dict[str, Any]:
 
 def _json_object(text: Any, path: str) -> dict[str, Any]:
     """Return the object in a JSON text. Raises `InvalidPayload`."""
-    try:
-        value = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        value = None
+    value = parsed(text, path)
     if not isinstance(value, dict):
         raise InvalidPayload(path=path, reason="it is not a readable object")
     return value

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar, Final
 
 from helix_store.adapters import session_id_for
 from helix_store.core.payloads import encode
-from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.exceptions import InvalidQuery
 from helix_store.items.rules import lane_name
 from helix_store.models import Item
 from helix_store.sessions.requests import root_session
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources import ForeignSource, Origin
 from helix_store.transfer.sources.readers import SqliteReader
-from helix_store.transfer.sources.sessions import ForeignSession, Head, iso_moment, session_of
+from helix_store.transfer.sources.sessions import ForeignSession, Head, iso_moment, parsed, session_of
 
 _AGENT_TYPE: Final = "openai_agents"
 
@@ -73,10 +72,7 @@ class SQLiteSessionSource(ForeignSource):
 
     def _add(self, session: ForeignSession, _: str, row: tuple[Any, ...]) -> None:
         _, _, branch, _, text, created_at = row
-        try:
-            value = json.loads(text)
-        except (ValueError, TypeError, RecursionError):
-            raise InvalidPayload(path="message_data", reason="it is not readable JSON") from None
+        value = parsed(text, "message_data")
         payload = encode(value, limit=self._limits.max_state_bytes, path="message_data")
         item = Item(lane=lane_name(branch), payload=payload, created_at=iso_moment(created_at, "created_at"))
         session.add(item)

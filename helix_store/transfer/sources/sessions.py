@@ -170,6 +170,15 @@ def moment(milliseconds: Any, path: str) -> datetime:
         raise InvalidPayload(path=path, reason="it is not a time between the years 1 and 9999") from None
 
 
+def parsed(text: Any, path: str) -> Any:
+    """Return the value of a JSON document. Raises `InvalidPayload`, without the document."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise InvalidPayload(path=path, reason="it is not readable JSON")
+
+
 def iso_moment(text: Any, path: str) -> datetime:
     """Return the time in ISO 8601 text, which is in UTC if it has no offset. Raises `InvalidPayload`."""
     try:

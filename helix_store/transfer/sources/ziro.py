@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -10,12 +9,11 @@ from typing import Any, ClassVar, Final
 from helix_store.checkpointers.snapshots.rules import encode_snapshot, new_thread
 from helix_store.core import validation
 from helix_store.core.types import CheckpointSource
-from helix_store.exceptions import InvalidPayload
 from helix_store.models import CheckpointKind
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources.foreign import ForeignSource, Origin
 from helix_store.transfer.sources.readers import PostgresReader
-from helix_store.transfer.sources.sessions import ForeignSession, Head
+from helix_store.transfer.sources.sessions import ForeignSession, Head, parsed
 
 _SCHEMA: Final = "public"
 _TABLE: Final = "ziro_checkpoints"
@@ -63,7 +61,7 @@ class ZiroSource(ForeignSource):
 
     def _add(self, session: ForeignSession, name: str, row: tuple[Any, ...]) -> None:
         checkpoint_id, version, created_at, text = row
-        snapshot = encode_snapshot(_document(text), self._limits)
+        snapshot = encode_snapshot(parsed(text, "/snapshot"), self._limits)
         session.add_checkpoint(
             kind=CheckpointKind.SNAPSHOT.value,
             version=session.checkpoint_count + 1,
@@ -74,12 +72,3 @@ class ZiroSource(ForeignSource):
             created_at=created_at,
             snapshot_version=version,
         )
-
-
-def _document(text: str) -> Any:
-    """Return the value of a JSON document. Raises `InvalidPayload` if Python cannot read it."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    raise InvalidPayload(path="/snapshot", reason="it is nested too deeply, or has too long a number")

@@ -125,7 +125,7 @@ def test_numbers_are_kept_as_python_reads_them(
         ('{"version": 0}', "/snapshot/version: expected a whole number from 1"),
         ("[1]", "/snapshot: expected a dict, got list"),
         ('{"version": 2, "a": 1e1500}', "integer digits is 1000"),
-        ('{"version": 2, "a": 1e9000}', "/snapshot: it is nested too deeply, or has too long a number"),
+        ('{"version": 2, "a": 1e9000}', "/snapshot: it is not readable JSON"),
         ('{"version": 2, "a": %s}' % ("[" * 300 + "]" * 300), "depth is 200"),
         (json.dumps({"version": 2, "a": "x" * 9_000_000}), "max_state_bytes is 8388608"),
     ],
