@@ -74,6 +74,16 @@ _NOT_SHOWN: Final = _(
 )
 
 
+def json_value(text: str) -> Any:
+    """Return the value of a JSON document given as a string. Raises ``ValueError``."""
+    try:
+        if not text.startswith("~"):  # A leading "~" marks stored text that is not plain JSON.
+            return decode(text)
+    except (IntegrityFault, RecursionError):
+        pass
+    raise ValueError("expected JSON")
+
+
 class AnswerForm(ReasonForm):
     """An answer to a pending call: a decision with a reason, or a JSON value as its result or error."""
 
@@ -156,7 +166,13 @@ class Answer(SessionAction):
         "--as": {"dest": "user", "metavar": "USER", "help": "The name of the Django user who answers."},
         "--actor": {"help": "Who answers, if not a Django user: a string that is stored with the answer."},
         "--digest": {"help": "Answer only the call with this digest."},
-        "--input": {"metavar": "JSON", "help": "Approve an editable call with this input instead."},
+        "--input": {
+            "dest": "edit",
+            "type": json_value,
+            "default": UNSET,
+            "metavar": "JSON",
+            "help": "Approve an editable call with this input instead.",
+        },
     }
 
     def changes(self, row: Any, given: Mapping[str, Any]) -> list[Change]:
@@ -235,16 +251,6 @@ def _arguments(answer: str, given: Mapping[str, Any]) -> dict[str, Any]:
         return {**by, **decision, "input": given.get("edit", UNSET)}
     value = given.get("value")
     return {**by, answer: None if value is None else _json_or_text(value)}
-
-
-def json_value(text: str) -> Any:
-    """Return the value of a JSON document given as a string. Raises ``ValueError``."""
-    try:
-        if not text.startswith("~"):  # A leading "~" marks stored text that is not plain JSON.
-            return decode(text)
-    except (IntegrityFault, RecursionError):
-        pass
-    raise ValueError("expected JSON")
 
 
 def _json_or_text(text: str) -> Any:

@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.action import Outcome, SessionAction
 from helix_store.core.ids import new_id
 from helix_store.models import Post, Session
+from helix_store.reports.times import time_argument
 from helix_store.stores import DatabaseStateStore
 
 _LONGEST_POST: Final = 100_000
@@ -66,7 +67,11 @@ class PostMessage(SessionAction):
         "text": {"metavar": "TEXT", "help": "The content of the message."},
         "--author": {"help": "Who posts it: text, for example a user id."},
         "--key": {"help": "Makes the post idempotent: a repeat under this key stores nothing."},
-        "--not-before": {"metavar": "TIME", "help": "When the post is due (default: now)."},
+        "--not-before": {
+            "type": time_argument,
+            "metavar": "TIME",
+            "help": "When the post is due (default: now).",
+        },
     }
 
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:

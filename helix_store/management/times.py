@@ -7,8 +7,6 @@ import re
 from datetime import datetime, timedelta, tzinfo
 from typing import Final
 
-from django.utils import timezone
-
 from helix_store.core import moments, validation
 
 _AGE: Final = re.compile(r"([0-9]{1,9})([smhdw])")
@@ -26,17 +24,6 @@ def time_or_age(text: str) -> datetime | timedelta:
     if isinstance(value, timedelta) and not validation.is_age(value):
         raise argparse.ArgumentTypeError(f"an age is at most a hundred years, got {text!r}")
     return value
-
-
-def time_argument(text: str) -> datetime:
-    """Parse an ISO 8601 date or time for argparse, in the project's time zone unless it specifies one."""
-    try:
-        value = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(
-            f"expected a date or time such as 2026-11-22T12:00, got {text!r}"
-        ) from exc
-    return value if value.tzinfo else timezone.make_aware(value)
 
 
 def age_in_days(text: str) -> timedelta:

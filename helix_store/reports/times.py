@@ -1,7 +1,8 @@
-"""The project's time zone, and times as text in that zone."""
+"""The project's time zone, and times as text in that zone and back."""
 
 from __future__ import annotations
 
+import argparse
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -16,6 +17,17 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def project_zone() -> ZoneInfo:
     """Return the time zone of the project, ``TIME_ZONE``."""
     return ZoneInfo(timezone.get_default_timezone_name())
+
+
+def time_argument(text: str) -> datetime:
+    """Parse an ISO 8601 date or time for argparse, in the project's time zone unless it specifies one."""
+    try:
+        value = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(
+            f"expected a date or time such as 2026-11-22T12:00, got {text!r}"
+        ) from exc
+    return value if value.tzinfo else timezone.make_aware(value)
 
 
 def moment(value: datetime | None, *, seconds: bool = False) -> str:

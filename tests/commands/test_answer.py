@@ -172,13 +172,18 @@ def test_an_editable_call_is_approved_with_another_input(store: DatabaseStateSto
     assert answers(store)["call_1"]["input"] == {"seat": 4}
 
 
+def test_an_input_that_is_not_json_is_refused(store: DatabaseStateStore) -> None:
+    waits_for(store, call_1=BOOKING)
+    assert "argument --input: invalid" in answer(store, "approve", "--input", "{seat").err
+    assert answers(store) == {}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["approve", "--as", "nobody at all"],
         ["approve", "--as", "ann", "--actor", "ann"],
         ["approve", "--actor", "user:1"],
-        ["approve", "--input", "{seat"],
         ["approve", "--input", "1"],
         ["reject", "--input", "1"],
     ],

@@ -14,11 +14,10 @@ from helix_store import conf
 from helix_store.cleanup import CleanupDetails, CleanupSummary, expired_session_cleanup_batches
 from helix_store.cleanup.outcomes import SessionKey
 from helix_store.core.types import PendingToolCall
-from helix_store.management.base import StoreCommand, WrongUsage, at_least
+from helix_store.management.base import StoreCommand, at_least
 from helix_store.management.output import Column
+from helix_store.management.times import age_in_days
 from helix_store.sessions.approvals import default_answer
-
-_LONGEST_AGE_DAYS = 100_000
 
 
 class Command(StoreCommand):
@@ -41,7 +40,7 @@ class Command(StoreCommand):
         parser.add_argument("--limit", type=at_least(1), help="Maximum number of sessions in one round.")
         parser.add_argument(
             "--delete-after",
-            type=at_least(0),
+            type=age_in_days,
             metavar="DAYS",
             help="Also delete marked sessions that expired this many days ago; their usage stays.",
         )
@@ -50,8 +49,6 @@ class Command(StoreCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if (options["delete_after"] or 0) > _LONGEST_AGE_DAYS:
-            raise WrongUsage(f"--delete-after is at most {_LONGEST_AGE_DAYS} days.")
         with_problems = self._with_problems[options["database"]]
         not_swept = self._not_swept[options["database"]]
         details = CleanupDetails(with_problems=with_problems, not_swept=not_swept)

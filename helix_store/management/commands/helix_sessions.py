@@ -14,8 +14,7 @@ from django.core.management.base import CommandError
 
 from helix_store.actions import SESSION_ACTIONS
 from helix_store.actions.action import SessionAction
-from helix_store.actions.answers import ANSWER, APPROVE, ERROR, REJECT, RESULT, json_value
-from helix_store.actions.posts import POST
+from helix_store.actions.answers import ANSWER, APPROVE, ERROR, REJECT, RESULT
 from helix_store.core.posts import Post, PostState
 from helix_store.core.signatures import SESSION_FILTERS
 from helix_store.core.types import UNSET, SessionStatus
@@ -32,10 +31,10 @@ from helix_store.management.session_page import (
     tree_lines,
 )
 from helix_store.management.text import visible
-from helix_store.management.times import time_argument
 from helix_store.reports.conversations import outlines_of_heads
 from helix_store.reports.markdown import conversation_as_markdown
 from helix_store.reports.session import nodes_of, session_report, session_tree
+from helix_store.reports.times import time_argument
 from helix_store.sessions.database.posts import announce_due_posts
 from helix_store.stores import DatabaseStateStore
 
@@ -214,16 +213,12 @@ class Command(ActingCommand):
         if action is ANSWER:
             _check_answer(options)
         store, session_id, given = super().target(action, options, is_whole=is_whole)
-        if action is POST and options["not_before"] is not None:
-            return store, session_id, {**given, "not_before": _time(options["not_before"])}
         if action is not ANSWER:
             return store, session_id, given
         call_id, approval_id = chosen_call(store, session_id, options["call"])
         answer = {**given, "call": call_id, "approval": approval_id}
         if options["user"] is not None:
             answer["actor"] = _user(options["user"])
-        if options["input"] is not None:
-            answer["edit"] = _input(options["input"])
         return store, session_id, answer
 
 
@@ -234,7 +229,7 @@ def _check_answer(options: Mapping[str, Any]) -> None:
         raise WrongUsage(f"{answer} takes no VALUE; use --reason.")
     if options["value"] is None and answer == ERROR:
         raise WrongUsage("error needs a VALUE.")
-    if options["input"] is not None and answer != APPROVE:
+    if options["edit"] is not UNSET and answer != APPROVE:
         raise WrongUsage(f"{answer} takes no --input.")
     if options["user"] is not None and options["actor"] is not None:
         raise WrongUsage("Pass either --as or --actor.")
@@ -283,20 +278,6 @@ def _pages_of_posts(
 def _content(post: Post) -> str:
     content = "" if post.message is None else post.message.get("content", "")
     return content if isinstance(content, str) else json.dumps(content)
-
-
-def _time(text: str) -> Any:
-    try:
-        return time_argument(text)
-    except argparse.ArgumentTypeError as exc:
-        raise WrongUsage(f"argument --not-before: {exc}") from exc
-
-
-def _input(text: str) -> Any:
-    try:
-        return json_value(text)
-    except ValueError:
-        raise WrongUsage("--input takes JSON.") from None
 
 
 def _key_and_value(text: str) -> tuple[str, str]:
