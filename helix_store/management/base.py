@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import (
@@ -28,6 +28,7 @@ from helix_store.engine.errors import is_unavailable
 from helix_store.exceptions import (
     HelixStoreError,
     InvalidCursor,
+    InvalidPayload,
     InvalidQuery,
     StoreUnavailable,
 )
@@ -55,8 +56,6 @@ class StoreCommand(BaseCommand):
     sets `stop`, which the command checks between batches, and ends a `one_statement` block. The second signal
     ends the command immediately.
     """
-
-    usage_errors: ClassVar[tuple[type[Exception], ...]] = (ImproperlyConfigured, InvalidCursor, InvalidQuery)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -157,7 +156,7 @@ class StoreCommand(BaseCommand):
             with suppress(OSError, ValueError, AttributeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
-        except self.usage_errors as exc:
+        except (ImproperlyConfigured, InvalidCursor, InvalidPayload, InvalidQuery) as exc:
             raise WrongUsage(str(exc)) from exc
         except HelixStoreError as exc:
             raise CommandError(str(exc)) from exc

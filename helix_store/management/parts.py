@@ -10,7 +10,6 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
 
 from helix_store.actions.action import SessionAction
-from helix_store.exceptions import InvalidPayload
 from helix_store.management.base import StoreCommand, add_output_arguments
 from helix_store.management.session_argument import chosen_session
 from helix_store.management.text import visible
@@ -68,8 +67,6 @@ class StoreCommandWithParts(StoreCommand):
 
 
 class ActingCommand(StoreCommandWithParts):
-    usage_errors = (*StoreCommandWithParts.usage_errors, InvalidPayload)
-
     def add_action(self, action: SessionAction) -> None:
         """Add the sub-command of an action on a session."""
         name, run = action.command or action.name, partial(self._run, action)

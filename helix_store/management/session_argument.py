@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from django.core.management.base import CommandError
 
-from helix_store.core import validation
 from helix_store.core.ids import parse_checkpoint_id
 from helix_store.core.types import Checkpoint, SessionState
 from helix_store.exceptions import CheckpointNotFound, InvalidPayload, SessionNotFound
@@ -34,17 +33,9 @@ _RELATIVE: Final = re.compile(
 _LARGEST_PAGE: Final = 200
 
 
-def tenant_argument(options: Mapping[str, Any]) -> str | None:
-    tenant: str | None = options["tenant"]
-    try:
-        return None if tenant is None else validation.tenant(tenant)
-    except InvalidPayload as exc:
-        raise WrongUsage(f"--tenant: {exc.reason}.") from exc
-
-
 def directory_of(options: Mapping[str, Any]) -> SessionDirectory:
     """Return the directory of sessions that ``--database`` and ``--tenant`` select."""
-    return SessionDirectory(options["database"], tenant=tenant_argument(options))
+    return SessionDirectory(options["database"], tenant=options["tenant"])
 
 
 def chosen_session(
@@ -58,12 +49,9 @@ def chosen_session(
     usage error. Raise `SessionNotFound`.
     """
     directory = directory_of(options)
-    try:
-        session_id, tenants = text, directory.tenants_of(text)
-        if not tenants and not is_whole and len(text) >= _SHORTEST_START:
-            session_id, tenants = _started(text, directory)
-    except InvalidPayload as exc:
-        raise WrongUsage(f"{visible(text)!r} is not a session id: {exc.reason}.") from exc
+    session_id, tenants = text, directory.tenants_of(text)
+    if not tenants and not is_whole and len(text) >= _SHORTEST_START:
+        session_id, tenants = _started(text, directory)
     if not tenants:
         raise SessionNotFound(text)
     return directory.store(only_tenant(tenants, f"session {visible(session_id)}")), session_id

@@ -157,8 +157,8 @@ def test_a_session_with_everything_is_examined_with_its_stream_lock_and_usage(
     [
         (["--dry-run"], 2),
         (["--session", "nobody"], 1),
-        (["--session", ""], 1),
-        (["--tenant", "x" * 256], 1),
+        (["--session", ""], 2),
+        (["--tenant", "x" * 256], 2),
     ],
 )
 def test_wrong_usage_and_unknown_sessions(

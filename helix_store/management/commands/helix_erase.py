@@ -9,7 +9,6 @@ from django.core.management.base import CommandError, CommandParser
 
 from helix_store.cleanup.erasure import Erasure
 from helix_store.cleanup.outcomes import ErasureReceipt
-from helix_store.exceptions import InvalidPayload
 from helix_store.management.base import StoreCommand, WrongUsage
 from helix_store.management.output import Column, cell
 
@@ -24,8 +23,6 @@ class Command(StoreCommand):
         "locks, usage and workspace snapshots. Prints a receipt with numbers of rows, which can be stored. "
         "Safe to repeat, and to stop at any time."
     )
-
-    usage_errors = (*StoreCommand.usage_errors, InvalidPayload)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

@@ -13,18 +13,15 @@ from typing import Any, Final
 
 from django.core.management.base import CommandError
 
+from helix_store.core import validation
 from helix_store.core.streams import PrunedStreams, StoredChunk
 from helix_store.core.types import StreamStatus
 from helix_store.engine.database import Database
-from helix_store.exceptions import InvalidPayload, StreamNotFound, StreamTruncated
-from helix_store.management.base import (
-    WrongUsage,
-    add_limit_argument,
-    at_least,
-)
+from helix_store.exceptions import StreamNotFound, StreamTruncated
+from helix_store.management.base import add_limit_argument, at_least
 from helix_store.management.output import STATUS_STYLES, Column
 from helix_store.management.parts import StoreCommandWithParts
-from helix_store.management.session_argument import only_tenant, tenant_argument
+from helix_store.management.session_argument import only_tenant
 from helix_store.management.text import visible
 from helix_store.management.times import moment_of, time_or_age
 from helix_store.reports.times import project_zone
@@ -147,7 +144,7 @@ class Command(StoreCommandWithParts):
         """Mark streams with a lost writer as failed, and remove chunks of streams that ended too long ago,
         chunks past their retention, and surplus chunks. The streams themselves are kept.
         """
-        tenant = tenant_argument(options)
+        tenant = None if options["tenant"] is None else validation.tenant(options["tenant"])
         older_than = options["older_than"]
         if isinstance(older_than, datetime):
             # The age is measured by the database's clock.
@@ -170,7 +167,7 @@ def _pages(options: Mapping[str, Any]) -> Iterator[StreamList]:
     while left > 0:
         page = list_streams(
             using=options["database"],
-            tenant=tenant_argument(options),
+            tenant=options["tenant"],
             status=options["status"],
             limit=min(left, _LONGEST_PAGE),
             cursor=cursor,
@@ -183,13 +180,9 @@ def _pages(options: Mapping[str, Any]) -> Iterator[StreamList]:
 
 def _tenant_of(stream_id: str, options: Mapping[str, Any]) -> str:
     """Return the specified tenant, or the only one with such a stream. Raise `StreamNotFound`."""
-    given = tenant_argument(options)
-    if given is not None:
-        return given
-    try:
-        tenants = tenants_of_stream(stream_id, using=options["database"])
-    except InvalidPayload as exc:
-        raise WrongUsage(f"{visible(stream_id)!r} is not a stream id: {exc.reason}.") from exc
+    if options["tenant"] is not None:
+        return str(options["tenant"])
+    tenants = tenants_of_stream(stream_id, using=options["database"])
     if not tenants:
         raise StreamNotFound(stream_id)
     return only_tenant(tenants, f"stream {visible(stream_id)}")

@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 from django.core.management.base import CommandParser
 
 from helix_store.core.usage import UsageReport, UsageReportGrouping
-from helix_store.exceptions import InvalidPayload
 from helix_store.management.base import StoreCommand, WrongUsage, at_least, refuse_options
 from helix_store.management.spending_tables import budgets_table, days_table, groups_table
 from helix_store.management.times import moment_of, time_or_age
@@ -31,8 +30,6 @@ class Command(StoreCommand):
         "Report tokens and costs by session, tree, model, agent type, user or day. The highest costs come "
         "first; days are in order, with bars. Or list the budgets."
     )
-
-    usage_errors = (*StoreCommand.usage_errors, InvalidPayload)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
