@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
+
+from django.db.models import Count, Exists, Min, OuterRef, Q
 
 from helix_store.core import validation
 from helix_store.core.serialization import Page, Serializable
 from helix_store.core.signatures import takes_session_filters
 from helix_store.core.types import SessionHead, SubSessionRef
 from helix_store.engine.database import Database
+from helix_store.engine.expressions import tenants_with
+from helix_store.engine.statement import table
 from helix_store.exceptions import SessionNotFound
+from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.models import SubSessionRef as SubSessionRow
 from helix_store.sessions.database.checkpoints import DatabaseCheckpoints
-from helix_store.sessions.database.directory import DatabaseDirectory
+from helix_store.sessions.database.sessions import select_sessions
+from helix_store.sessions.database.trees import tree_keys
+from helix_store.sessions.layout import HEAD_FIELDS
 from helix_store.sessions.queries import after_cursor, checked_query, next_cursor
+from helix_store.sessions.reading import listed_head, sub_session_ref_from
 from helix_store.stores.database import DatabaseStateStore
 
 _LARGEST_PAGE: Final = 200
+_TENANTS_OF: Final = tenants_with(table(Session), "session_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +97,7 @@ class SessionDirectory:
     def __init__(self, using: str | None = None, *, tenant: str | None = None) -> None:
         self.tenant = None if tenant is None else validation.tenant(tenant)
         self._using = using
-        self._directory = DatabaseDirectory(Database(using, self.tenant or ""))
+        self._db = Database(using, self.tenant or "")
 
     def store(self, tenant: str) -> DatabaseStateStore:
         """Return a tenant's state store in this database."""
@@ -96,7 +108,7 @@ class SessionDirectory:
         validation.identifier(session_id, "session_id")
         if self.tenant is not None:
             return [self.tenant] if self.store(self.tenant).session_exists(session_id) else []
-        return self._directory.tenants_of(session_id)
+        return [tenant for (tenant,) in self._db.read(_TENANTS_OF, {"session_id": session_id})]
 
     def starting_with(self, start: str, *, limit: int) -> list[tuple[str, str]]:
         """Return the tenants and ids of at most ``limit`` sessions whose id begins with ``start``.
@@ -104,7 +116,15 @@ class SessionDirectory:
         A sub-session is left out if the root of its tree is also found.
         """
         validation.identifier(start, "session_id")
-        return self._directory.starting_with(start, tenant=self.tenant, limit=limit)
+        sessions = Session.objects.using(self._db.alias)
+        # This is a range because LIKE ignores case on SQLite, and ids are ordered by their bytes.
+        begins = Q(session_id__gte=start, session_id__lt=start + chr(sys.maxunicode))
+        roots = sessions.filter(begins, tenant=OuterRef("tenant"), session_id=OuterRef("root_session_id"))
+        found = sessions.filter(begins).exclude(Exists(roots.exclude(session_id=OuterRef("session_id"))))
+        if self.tenant is not None:
+            found = found.filter(tenant=self.tenant)
+        rows = found.order_by("session_id", "tenant").values_list("tenant", "session_id")[:limit]
+        return self._db.query(lambda: list(rows))
 
     @takes_session_filters
     def pages(self, **filters: Any) -> Iterator[DirectoryPage]:
@@ -128,7 +148,7 @@ class SessionDirectory:
             sessions = [(self.tenant, head) for head in page.sessions]
             return DirectoryPage(sessions=sessions, total=page.total, next_cursor=page.next_cursor)
         query = after_cursor(checked_query(filters), filters["cursor"], tenant=None)
-        found, total, has_more = self._directory.select(query)
+        found, total, has_more = self._db.query(lambda: select_sessions(self._db, query, of_all_tenants=True))
         cursor = None
         if has_more:
             tenant, last = found[-1]
@@ -141,13 +161,11 @@ class SessionDirectory:
         Runs three queries, however large the tree is. Raises `SessionNotFound`.
         """
         validation.identifier(session_id, "session_id")
-        heads, refs = DatabaseDirectory(Database(self._using, tenant)).tree(session_id)
+        db = Database(self._using, tenant)
+        heads, children = db.query(partial(_members, db, tree_keys(db, session_id)))
         by_id = {head.session_id: head for head in heads}
         if session_id not in by_id:
             raise SessionNotFound(session_id)
-        children: dict[str, dict[str, SubSessionRef | None]] = {
-            parent: {ref.sub_session_id: ref for ref in listed} for parent, listed in refs.items()
-        }
         for head in heads:
             if head.parent_session_id in by_id:
                 children.setdefault(head.parent_session_id, {}).setdefault(head.session_id, None)
@@ -172,14 +190,8 @@ class SessionDirectory:
         summary = PruneSummary()
         after = 0
         while True:
-            found = self._directory.with_more_checkpoints(
-                keep=keep,
-                before=before,
-                tenant=self.tenant,
-                session_id=session_id,
-                after=after,
-                limit=page_size,
-            )
+            page = partial(self._with_more_checkpoints, keep, before, session_id, after, page_size)
+            found = self._db.query(page)
             for _, tenant, found_id in found:
                 db = Database(self._using, tenant)
                 dropped = 0
@@ -195,10 +207,45 @@ class SessionDirectory:
                 return
             after = found[-1][0]
 
+    def _with_more_checkpoints(
+        self, keep: int, before: datetime | None, session_id: str | None, after: int, limit: int
+    ) -> list[tuple[int, str, str]]:
+        """Return sessions after a key that have more than ``keep`` step checkpoints, the oldest of them
+        ``before`` a time, each as its surrogate key, tenant and id.
+        """
+        checkpoints = Checkpoint.objects.using(self._db.alias).filter(
+            kind=CheckpointKind.STEP, namespace="", session_id__gt=after
+        )
+        if self.tenant is not None:
+            checkpoints = checkpoints.filter(session__tenant=self.tenant)
+        if session_id is not None:
+            checkpoints = checkpoints.filter(session__session_id=session_id)
+        found: Any = checkpoints.values("session_id").annotate(count=Count("*")).filter(count__gt=keep)
+        if before is not None:
+            found = found.annotate(oldest=Min("created_at")).filter(oldest__lt=before)
+        keys = list(found.order_by("session_id").values_list("session_id", flat=True)[:limit])
+        rows = Session.objects.using(self._db.alias).filter(pk__in=keys).order_by("pk")
+        return list(rows.values_list("pk", "tenant", "session_id"))
 
-def _grown(
-    root_id: str, heads: dict[str, SessionHead], children: dict[str, dict[str, SubSessionRef | None]]
-) -> TreeNode:
+
+_Children = dict[str, dict[str, SubSessionRef | None]]
+"""The sessions below each session by id, with its refs to them."""
+
+
+def _members(db: Database, keys: Collection[int]) -> tuple[list[SessionHead], _Children]:
+    """Return the sessions with these keys, and their refs."""
+    sessions = Session.objects.using(db.alias).filter(pk__in=keys).order_by("created_at", "pk")
+    rows = list(sessions.values("pk", *HEAD_FIELDS))
+    ids = {row.pop("pk"): row["session_id"] for row in rows}
+    refs: _Children = {}
+    for ref in SubSessionRow.objects.using(db.alias).filter(session_id__in=keys).order_by("pk"):
+        if ref.session_id in ids:
+            value = sub_session_ref_from(ref)
+            refs.setdefault(ids[ref.session_id], {})[value.sub_session_id] = value
+    return [listed_head(row) for row in rows], refs
+
+
+def _grown(root_id: str, heads: dict[str, SessionHead], children: _Children) -> TreeNode:
     """Return the tree below a session, breadth first: each session appears where it is first reached."""
     root = TreeNode(session_id=root_id, head=heads[root_id], ref=None, children=[])
     placed = {root_id}

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from django.db import IntegrityError, transaction
+from django.db.models import F, QuerySet
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
@@ -19,6 +20,7 @@ from helix_store.core.types import (
     SessionStatus,
     StatusChange,
     StatusConflict,
+    Unset,
 )
 from helix_store.engine.commits import recorded_value
 from helix_store.engine.database import (
@@ -28,16 +30,16 @@ from helix_store.engine.database import (
     writes,
 )
 from helix_store.engine.errors import is_unique_violation
+from helix_store.engine.expressions import NoIndexHint, after_keyset, has_metadata, has_tag, tenant_parameter
 from helix_store.engine.moved_tenants import refuse_moved
 from helix_store.exceptions import ConflictError, SessionExists
 from helix_store.models import Session, UsageEntry
 from helix_store.sessions.database.current_state import read_current, write_current
-from helix_store.sessions.database.directory import select_sessions
 from helix_store.sessions.database.locking import advance, lock_known_session, lock_session
 from helix_store.sessions.database.rows import session_with_id
 from helix_store.sessions.database.trees import delete_tree
-from helix_store.sessions.layout import STATE_COLUMNS, EncodedState, encode_custom_state
-from helix_store.sessions.reading import current_state, stored_interrupt, stored_state
+from helix_store.sessions.layout import HEAD_FIELDS, STATE_COLUMNS, EncodedState, encode_custom_state
+from helix_store.sessions.reading import current_state, listed_head, stored_interrupt, stored_state
 from helix_store.sessions.requests import Counter, NewSession, OpenedStep, SessionQuery
 from helix_store.sessions.rules import written_columns
 from helix_store.sessions.sql import (
@@ -261,3 +263,59 @@ def replace_custom_state(db: Database, head: Session, custom_state: dict[str, An
     payload = encode_custom_state(custom_state, envelope, db.limits)
     pointer = write_current(db, head, payload=payload, envelope=envelope, version=head.version + 1, at=at)
     return advance(db, head, at=at, **pointer)
+
+
+# --- Lists ------------------------------------------------------------------------------------------
+
+
+def select_sessions(
+    db: Database, query: SessionQuery, *, of_all_tenants: bool = False
+) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
+    """Return the page with its tenants, the total if requested, and whether more sessions follow."""
+    sessions = Session.objects.using(db.alias).all() if of_all_tenants else _of_tenant(db, query)
+    matching = _filtered(sessions, query)
+    total = matching.count() if query.count else None
+    names = (query.order_by, "session_id", *(["tenant"] if of_all_tenants else []))
+    prefix = "-" if query.descending else ""
+    page = matching.order_by(*(f"{prefix}{name}" for name in names))
+    if query.after is not None:
+        last = dict(zip(names, query.after, strict=True))
+        page = page.filter(after_keyset(Session, last, descending=query.descending))
+    rows = list(page.values("tenant", *HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
+    found = [(row["tenant"], listed_head(row)) for row in rows[: query.limit]]
+    return found, total, len(rows) > query.limit
+
+
+def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
+    # An index over all tenants finds the documents. PostgreSQL must therefore know the size of this tenant:
+    # if it assumes a small tenant, it also reads all of the tenant's sessions to intersect the two sets.
+    is_by_document = query.tags or query.metadata
+    tenant = db.tenant if is_by_document else tenant_parameter(db.tenant)
+    return Session.objects.using(db.alias).filter(tenant=tenant)
+
+
+def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
+    """Return the sessions that match every filter of a query."""
+    # An agent works for many users, so there are fewer sessions for a user or a workspace than for an agent.
+    is_of_few = query.user_id is not None or query.workspace_id is not None
+    sessions = sessions.alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))
+    equal: dict[str, Any] = {
+        "agent": query.agent_type,
+        "user_id": query.user_id,
+        "root_session_id": query.root_session_id,
+        "workspace_id": query.workspace_id,
+        "created_at__gte": query.created_from,
+        "created_at__lt": query.created_to,
+    }
+    sessions = sessions.filter(**{name: value for name, value in equal.items() if value is not None})
+    if query.statuses is not None:
+        sessions = sessions.filter(status__in=sorted(query.statuses))
+    if query.parent_session_id is None:
+        sessions = sessions.filter(parent_session_id__isnull=True)
+    elif not isinstance(query.parent_session_id, Unset):
+        sessions = sessions.filter(parent_session_id=query.parent_session_id)
+    for tag in query.tags:
+        sessions = sessions.filter(has_tag(tag))
+    for key, value in query.metadata.items():
+        sessions = sessions.filter(has_metadata(key, value))
+    return sessions
