@@ -203,11 +203,11 @@ class Answer(SessionAction):
         calls = ToolCalls.stored(*(locked.first() or (None, None)))
         call = calls.pending.get(given["call"])
         if isinstance(call, dict):
-            # A short input is shown beside its form.
-            is_long = json_start(call.get("input"), WHOLE)[1]
+            if not json_start(call.get("input"), WHOLE)[1]:
+                # A short input is shown beside its form.
+                return None
             mark = mark_of_end(given["actor"], current_call(call)["digest"])
-            is_shown = not is_long or constant_time_compare(given.get("shown") or "", mark)
-            return None if is_shown else _NOT_SHOWN
+            return None if constant_time_compare(given.get("shown") or "", mark) else _NOT_SHOWN
         # A call of a sub-session is answered on the page of that sub-session, which shows its input.
         is_answered = given["call"] in calls.completed
         return None if is_answered else _NOT_ANSWERED[SubmissionOutcome.UNKNOWN_TOOL_CALL][0]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.approvals import Actor, ApprovedCall
 from helix_store.core.dicts import AnyToolCall
@@ -100,7 +101,7 @@ class WaitingCalls(StoreCalls):
             actor=actor,
             digest=digest,
             input=input,
-            limits=self.limits,
+            limits=conf.limits(self._given_limits),
         )
         return self._submit(session_id, tool_call_id, answer)
 
