@@ -1,13 +1,13 @@
-"""The stream managers: they check arguments, and create writers and readers. A tail follows one stream."""
+"""The stream managers: they check arguments, and create writers and readers."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from helix_store import conf
 from helix_store.core import validation
@@ -36,9 +36,6 @@ from helix_store.streams.writer import StreamWriter, append_chunks
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_CHECK_SECONDS: Final = 0.2
-"""The maximum time in seconds before a request to stop is noticed, if no chunk arrives."""
 
 
 class StreamManagerBase:
@@ -296,50 +293,3 @@ class InMemoryStreamManager(StreamManagerBase):
         with self._lock:
             record = self._streams.get(validation.identifier(stream_id, "stream_id"))
             return [] if record is None else [decode(text) for text in record.texts]
-
-
-class StreamTail:
-    """A reader from a position, by default from the oldest stored chunk. ``position`` is the last sequence
-    that was handled; reading continues after it. ``info`` is the stream as it was last read.
-    """
-
-    def __init__(self, streams: StreamManagerBase, info: StreamInfo, *, after: int | None = None) -> None:
-        self._streams = streams
-        self.info = info
-        self.removed = info.last_sequence - info.chunk_count
-        """The number of chunks at the start that are no longer stored."""
-        self.position = self.removed if after is None else after
-
-    @classmethod
-    async def of(cls, streams: StreamManagerBase, stream_id: str, *, after: int | None = None) -> Self:
-        """Begin to follow a stream. Raises `StreamNotFound`."""
-        return cls(streams, await _info(streams, stream_id), after=after)
-
-    async def chunks(
-        self, *, follow: bool, is_stopped: Callable[[], bool]
-    ) -> AsyncGenerator[StoredChunk, None]:
-        """Yield the chunks, until the stream ends, fails or pauses, or ``is_stopped`` returns true.
-
-        A chunk counts as handled when the next one is requested. ``follow=False`` yields only the chunks that
-        were stored at the start. Raises `InvalidQuery`, `StreamNotFound` and `StreamTruncated`.
-        """
-        stream_id, last = self.info.stream_id, self.info.last_sequence
-        reader = await self._streams.create_resumable_reader(stream_id, from_sequence=self.position)
-        if reader is None:
-            raise StreamNotFound(stream_id)
-        if follow or self.position < last:
-            async with aclosing(reader.texts(heartbeat=_CHECK_SECONDS)) as texts:
-                async for stored in texts:
-                    if stored is not None:
-                        yield StoredChunk(decode(stored.text), stored.sequence)
-                        self.position = stored.sequence
-                    if is_stopped() or not (follow or self.position < last):
-                        break
-        self.info = await _info(self._streams, stream_id)
-
-
-async def _info(streams: StreamManagerBase, stream_id: str) -> StreamInfo:
-    info = await streams.get_info(stream_id)
-    if info is None:
-        raise StreamNotFound(stream_id)
-    return info

@@ -14,7 +14,9 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 
 from helix_store.core import validation
-from helix_store.core.streams import PrunedStreams, StoredChunk
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.payloads import decode
+from helix_store.core.streams import PrunedStreams, StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.database import Database
 from helix_store.exceptions import StreamNotFound, StreamTruncated
@@ -27,7 +29,6 @@ from helix_store.management.times import moment_of, time_or_age
 from helix_store.reports.times import project_zone
 from helix_store.stores import DatabaseStreamManager
 from helix_store.streams.listing import ListedStream, StreamList, WriterState, list_streams, tenants_of_stream
-from helix_store.streams.manager import StreamTail
 from helix_store.streams.pruning import prune_batches
 from helix_store.streams.rules import PruneRequest
 
@@ -49,6 +50,8 @@ _COLUMNS: Final = (
     ),
 )
 _LEASE_STYLES: Final[dict[str, Any]] = {WriterState.ALIVE.value: "cyan", WriterState.LOST.value: "red"}
+_CHECK_SECONDS: Final = 0.2
+"""The maximum time in seconds before a request to stop is noticed, if no chunk arrives."""
 _END_KEYS: Final = ("stream_id", "status", "last_sequence", "output", "error")
 
 
@@ -113,32 +116,47 @@ class Command(StoreCommandWithParts):
     async def _print_stream(
         self, streams: DatabaseStreamManager, again: str, options: Mapping[str, Any]
     ) -> None:
-        tail = await StreamTail.of(streams, options["stream_id"], after=options["after"])
-        if tail.removed and options["after"] is None:
-            self.progress(f"The first {tail.removed:,} chunks were removed.")
+        stream_id, position = options["stream_id"], options["after"]
+        info = await _info(streams, stream_id)
+        if position is None:
+            position = info.last_sequence - info.chunk_count
+            if position:
+                self.progress(f"The first {position:,} chunks were removed.")
+        last = MAX_BIGINT if options["follow"] else info.last_sequence
         try:
-            chunks = tail.chunks(follow=options["follow"], is_stopped=self.stop.is_set)
-            async with aclosing(chunks):
-                async for stored in chunks:
-                    text = json.dumps(stored.to_dict()) if self.is_json else self.layout.fitted(_line(stored))
-                    self.write_text(text)
+            reader = await streams.create_resumable_reader(stream_id, from_sequence=position)
+            if reader is None:
+                raise StreamNotFound(stream_id)
+            if position < last:
+                async with aclosing(reader.texts(heartbeat=_CHECK_SECONDS)) as texts:
+                    async for stored in texts:
+                        if stored is not None:
+                            self._write_chunk(StoredChunk(decode(stored.text), stored.sequence))
+                            position = stored.sequence
+                        if self.stop.is_set() or position >= last:
+                            break
+            info = await _info(streams, stream_id)
         except StreamTruncated as exc:
             what = f"Chunks up to {exc.oldest - 1} were removed" if exc.oldest > 1 else "The stream was reset"
             raise CommandError(f"{what}; {again} {exc.oldest - 1}") from exc
         except BaseException:
-            self.progress(f"Stopped after sequence {tail.position}; {again} {tail.position}")
+            self.progress(f"Stopped after sequence {position}; {again} {position}")
             raise
         if self.is_json:
-            end = {name: value for name, value in tail.info.to_dict().items() if name in _END_KEYS}
-            self.write_text(json.dumps({"tenant": streams.tenant, "position": tail.position, **end}))
-        is_at_end = tail.position >= tail.info.last_sequence
-        if tail.info.status is StreamStatus.ACTIVE or not is_at_end:
-            self.progress(f"Stopped after sequence {tail.position}; {again} {tail.position}")
-        elif tail.info.status is StreamStatus.FAILED:
-            error = visible(json.dumps(tail.info.error))
-            raise CommandError(f"The stream failed after sequence {tail.position}: {error}")
+            end = {name: value for name, value in info.to_dict().items() if name in _END_KEYS}
+            self.write_text(json.dumps({"tenant": streams.tenant, "position": position, **end}))
+        is_at_end = position >= info.last_sequence
+        if info.status is StreamStatus.ACTIVE or not is_at_end:
+            self.progress(f"Stopped after sequence {position}; {again} {position}")
+        elif info.status is StreamStatus.FAILED:
+            error = visible(json.dumps(info.error))
+            raise CommandError(f"The stream failed after sequence {position}: {error}")
         else:
-            self.progress(f"The stream is {tail.info.status.value}, after sequence {tail.position}.")
+            self.progress(f"The stream is {info.status.value}, after sequence {position}.")
+
+    def _write_chunk(self, stored: StoredChunk) -> None:
+        text = json.dumps(stored.to_dict()) if self.is_json else self.layout.fitted(_line(stored))
+        self.write_text(text)
 
     def _prune(self, options: dict[str, Any]) -> None:
         """Mark streams with a lost writer as failed, and remove chunks of streams that ended too long ago,
@@ -186,6 +204,13 @@ def _tenant_of(stream_id: str, options: Mapping[str, Any]) -> str:
     if not tenants:
         raise StreamNotFound(stream_id)
     return only_tenant(tenants, f"stream {visible(stream_id)}")
+
+
+async def _info(streams: DatabaseStreamManager, stream_id: str) -> StreamInfo:
+    info = await streams.get_info(stream_id)
+    if info is None:
+        raise StreamNotFound(stream_id)
+    return info
 
 
 def _name(stream_id: str, tenant: str) -> str:
