@@ -48,6 +48,12 @@ def cost_from_units(units: int) -> Decimal:
     return _EXACT.scaleb(Decimal(units), -COST_PLACES)
 
 
+def cost_as_stored(cost: Decimal) -> Decimal | None:
+    """Return the cost of an entry, rounded to the stored decimal places; ``None`` if it is too high."""
+    units = cost_units(cost)
+    return cost_from_units(units) if units <= MAX_COST_UNITS else None
+
+
 def rounded_cost(cost: Decimal) -> str:
     """Return a cost for display: two decimals, or two significant digits below a tenth."""
     places = max(2, 1 - cost.adjusted()) if cost else 2

@@ -23,6 +23,7 @@ from helix_store.core.usage import (
     TokenCounts,
     UsageEntry,
     UsageSource,
+    cost_as_stored,
     cost_from_units,
     cost_units,
 )
@@ -160,8 +161,7 @@ def token_cost(model: str, tokens: TokenCounts, at: datetime) -> Decimal | None:
             continue
         except ValueError:
             return None
-        units = cost_units(price)
-        return cost_from_units(units) if units <= MAX_COST_UNITS else None
+        return cost_as_stored(price)
     return None
 
 
