@@ -30,17 +30,6 @@ _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _OLDEST_FORMAT: Final = 4
 
 
-class ThreadSession(ForeignSession):
-    """A thread. ``values`` maps the namespace, channel and version of each value read so far to its number of
-    bytes, until a checkpoint refers to the value.
-    """
-
-    def __init__(self, kind: str, source_id: str, session_id: str | None = None) -> None:
-        super().__init__(kind, source_id, session_id)
-        self.values: dict[tuple[str, str, str], int] = {}
-        self.first, self.last = _NO_TIME, datetime.min.replace(tzinfo=UTC)
-
-
 class ThreadSource(ForeignSource):
     """A source of threads as `DjangoSaver` stores them. Values and writes are copied as bytes."""
 
@@ -58,21 +47,22 @@ class ThreadSource(ForeignSource):
         super().__init__(origin, reader)
         self._serde = JsonPlusSerializer(allowed_msgpack_modules=None)
 
-    def _session(self, row: tuple[Any, ...]) -> ThreadSession:
-        return session_of(ThreadSession, self.kind, row[0])
+    def _session(self, row: tuple[Any, ...]) -> ForeignSession:
+        return session_of(self.kind, row[0])
 
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
         _, session_id = Place.ids_of_thread(row[0])
         return Head(root_session(session_id, AGENT_TYPE), _NO_TIME, _NO_TIME)
 
     def _completed(self, head: Head, session: ForeignSession) -> Head:
-        assert isinstance(session, ThreadSession)  # noqa: S101  made by `_session`
-        if session.first is _NO_TIME:
+        if self._first is _NO_TIME:
             raise InvalidPayload(path="thread_id", reason="the thread has no checkpoint that can be imported")
-        return head._replace(created_at=session.first, updated_at=session.last)
+        return head._replace(created_at=self._first, updated_at=self._last)
 
     def _read_parts(self, session: ForeignSession) -> None:
-        assert isinstance(session, ThreadSession)  # noqa: S101  made by `_session`
+        # The number of bytes of each value read so far, until a checkpoint refers to the value.
+        self._sizes: dict[tuple[str, str, str], int] = {}
+        self._first, self._last = _NO_TIME, datetime.min.replace(tzinfo=UTC)
         for row in self._value_rows(session.source_id):
             session.take(self.values_table, row, partial(self._add_value, session))
         for row in self._reader.rows(self.checkpoints_query, session.source_id):
@@ -92,7 +82,7 @@ class ThreadSource(ForeignSource):
         namespace and parent. Raises `InvalidPayload` if they cannot be read.
         """
 
-    def _add_value(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
+    def _add_value(self, session: ForeignSession, _: str, row: tuple[Any, ...]) -> None:
         channel, namespace, version, kind, blob = row
         value = LangGraphValue(
             namespace=long_id(namespace, "checkpoint_ns"),
@@ -102,9 +92,9 @@ class ThreadSource(ForeignSource):
             blob=blob or b"",
         )
         session.add(value)
-        session.values[namespace, channel, version] = len(value.blob)
+        self._sizes[namespace, channel, version] = len(value.blob)
 
-    def _add_checkpoint(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
+    def _add_checkpoint(self, session: ForeignSession, _: str, row: tuple[Any, ...]) -> None:
         checkpoint_id, namespace, parent_id, *columns = row
         stored, metadata, small = self._checkpoint(*columns)
         if parent_id and stored.get("v", 0) < _OLDEST_FORMAT:
@@ -113,11 +103,11 @@ class ThreadSource(ForeignSource):
         versions = {
             channel: str(version)
             for channel, version in stored["channel_versions"].items()
-            if (namespace, channel, str(version)) in session.values
+            if (namespace, channel, str(version)) in self._sizes
         }
         new = [(namespace, channel, version) for channel, version in versions.items()]
-        size = sum(session.values[value] for value in new)
-        session.values.update(dict.fromkeys(new, 0))
+        size = sum(self._sizes[value] for value in new)
+        self._sizes.update(dict.fromkeys(new, 0))
         body = {"checkpoint": stored, "metadata": metadata, "values": small}
         kind, text = self._serde.dumps_typed(body)
         about = about_checkpoint(metadata)
@@ -135,9 +125,9 @@ class ThreadSource(ForeignSource):
         )
         session.add(checkpoint)
         session.checkpoint_count += 1
-        session.first, session.last = min(session.first, at), max(session.last, at)
+        self._first, self._last = min(self._first, at), max(self._last, at)
 
-    def _add_write(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
+    def _add_write(self, session: ForeignSession, _: str, row: tuple[Any, ...]) -> None:
         checkpoint_id, namespace, task_id, position, task_path, channel, kind, blob = row
         write = LangGraphWrite(
             namespace=long_id(namespace, "checkpoint_ns"),

@@ -158,18 +158,18 @@ class DjangoStore(OpenedByHabit, BaseStore):
                 for memory, score in page
                 if (value := memory.readable_value) is not None
             ]
-            read.extend((memory, search.is_renewing) for memory, _ in page)
+            read.extend((memory, search.refresh_ttl) for memory, _ in page)
         for index, listing in plan.lists.items():
             results[index] = memories.namespaces(**listing)
         return [memory for memory, is_renewing in read if is_renewing and memory.ttl_ms is not None]
 
-    def _found(self, search: _Search, embedded: Embedded) -> Sequence[tuple[StoredMemory, float | None]]:
+    def _found(self, search: SearchOp, embedded: Embedded) -> Sequence[tuple[StoredMemory, float | None]]:
         memories, place = self._memories, {"limit": search.limit, "offset": search.offset}
+        prefix, conditions = namespace_text(search.namespace_prefix), search.filter or {}
         if self._index is None or not search.query:
-            found = memories.search(search.prefix, search.filter, **place)
-            return [(memory, None) for memory in found]
+            return [(memory, None) for memory in memories.search(prefix, conditions, **place)]
         embedding = self._index, embedded.queries[search.query]
-        return memories.nearest(embedding, search.prefix, search.filter, **place)
+        return memories.nearest(embedding, prefix, conditions, **place)
 
     def _write(self, plan: _Plan, embedded: Embedded, renewed: list[StoredMemory]) -> None:
         memories = self._memories
@@ -185,22 +185,12 @@ class DjangoStore(OpenedByHabit, BaseStore):
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
-    prefix: str
-    query: str | None
-    filter: dict[str, Any]
-    limit: int
-    offset: int
-    is_renewing: bool
-
-
-@dataclass(frozen=True, slots=True)
 class _Plan:
     """Operations, keyed by their place in the batch. The value of a delete is ``None``."""
 
     size: int
     gets: dict[int, tuple[Address, bool]] = field(default_factory=dict)
-    searches: dict[int, _Search] = field(default_factory=dict)
+    searches: dict[int, SearchOp] = field(default_factory=dict)
     lists: dict[int, dict[str, Any]] = field(default_factory=dict)
     puts: dict[Address, NewMemory | None] = field(default_factory=dict)
 
@@ -220,7 +210,7 @@ def _planned(ops: list[Op], limit: int, embedding: Index | None) -> _Plan:
         validate_op_namespace(op)
         match op:
             case GetOp():
-                plan.gets[index] = (_address(op), bool(op.refresh_ttl))
+                plan.gets[index] = (_address(op), op.refresh_ttl)
             case PutOp():
                 where = "value" if len(ops) == 1 else f"ops/{index}/value"
                 plan.puts[_address(op)] = _new_memory(op, where, limit, embedding)
@@ -255,15 +245,10 @@ def _new_memory(op: PutOp, where: str, limit: int, embedding: Index | None) -> N
     return NewMemory(text, None if op.ttl is None else _ttl_ms(op.ttl, "ttl"), embedded)
 
 
-def _search(op: SearchOp) -> _Search:
-    return _Search(
-        prefix=namespace_text(op.namespace_prefix, "namespace_prefix"),
-        query=op.query,
-        filter=checked_filter(op.filter),
-        limit=_count(op.limit, "limit"),
-        offset=validation.page_offset(op.offset),
-        is_renewing=bool(op.refresh_ttl),
-    )
+def _search(op: SearchOp) -> SearchOp:
+    namespace_text(op.namespace_prefix, "namespace_prefix")
+    limit, offset = _count(op.limit, "limit"), validation.page_offset(op.offset)
+    return op._replace(filter=checked_filter(op.filter), limit=limit, offset=offset)
 
 
 def _listing(op: ListNamespacesOp) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class SQLiteSessionSource(ForeignSource):
         return _OF_BRANCHES if self._file.has_table("message_structure") else _OF_ONE_BRANCH
 
     def _session(self, row: tuple[Any, ...]) -> ForeignSession:
-        return session_of(ForeignSession, self.kind, row[0])
+        return session_of(self.kind, row[0])
 
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
         session.tally.found["agent_sessions"] += 1

@@ -84,15 +84,13 @@ class ObskuSource(ForeignSource):
         return Head(new, moment(created_at, "/created_at"), moment(updated_at, "/updated_at"))
 
     def _read_parts(self, session: ForeignSession) -> None:
-        history = _History()
+        self._milliseconds, self._newest = array("q"), _EARLIEST
         for row in self._reader.rows(_MESSAGES, session.id):
-            session.take("messages", row, partial(self._add_message, session, history))
+            session.take("messages", row, partial(self._add_message, session))
         for row in self._reader.rows(_CHECKPOINTS, session.id):
-            session.take("checkpoints", row, partial(self._add_checkpoint, session, history))
+            session.take("checkpoints", row, partial(self._add_checkpoint, session))
 
-    def _add_message(
-        self, session: ForeignSession, history: _History, name: str, row: tuple[Any, ...]
-    ) -> None:
+    def _add_message(self, session: ForeignSession, name: str, row: tuple[Any, ...]) -> None:
         _, milliseconds, role, content, calls, results, tokens_in, tokens_out = row
         created_at = moment(milliseconds, "/created_at")
         message = {
@@ -104,13 +102,12 @@ class ObskuSource(ForeignSource):
             "tokens_out": tokens_out,
         }
         encoded = encode_message(message, self._limits)
-        session.add_message(
-            role=encoded.role, payload=encoded.text, created_at=history.next_time(created_at, milliseconds)
-        )
+        self._milliseconds.append(milliseconds)
+        # Times of one millisecond differ by a microsecond, so that no page by time ends between them.
+        self._newest = max(created_at, self._newest + _TICK)
+        session.add_message(role=encoded.role, payload=encoded.text, created_at=self._newest)
 
-    def _add_checkpoint(
-        self, session: ForeignSession, history: _History, name: str, row: tuple[Any, ...]
-    ) -> None:
+    def _add_checkpoint(self, session: ForeignSession, name: str, row: tuple[Any, ...]) -> None:
         (
             checkpoint_id, milliseconds, namespace, parent_id, version, step, node_id, node_results,
             pending_nodes, cycle_state, source,
@@ -131,29 +128,12 @@ class ObskuSource(ForeignSource):
             source=validation.enum(CheckpointSource, source, "source").value,
             step_id=validation.optional_identifier(node_id, "node_id"),
             step_count=validation.whole_number(step, "step"),
-            message_count=history.count_until(milliseconds),
+            # As in the original: the messages before this time or in the same millisecond.
+            message_count=bisect_right(self._milliseconds, milliseconds),
             payload=payload,
             size_bytes=size_of(payload),
             created_at=moment(milliseconds, "/created_at"),
         )
-
-
-class _History:
-    """The times of the imported messages, in their order."""
-
-    def __init__(self) -> None:
-        self._milliseconds = array("q")
-        self._last = _EARLIEST
-
-    def next_time(self, created_at: datetime, milliseconds: int) -> datetime:
-        """Return the next message's time. Times of one millisecond differ by 1 µs, so no page ends there."""
-        self._milliseconds.append(milliseconds)
-        self._last = max(created_at, self._last + _TICK)
-        return self._last
-
-    def count_until(self, milliseconds: int) -> int:
-        """Count a fork's messages as the original does: those before a time or in the same millisecond."""
-        return bisect_right(self._milliseconds, milliseconds)
 
 
 def _revived(session: ForeignSession, name: str, field: str, text: str | None) -> Any:

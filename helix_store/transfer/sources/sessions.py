@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from typing import IO, Any, Final, NamedTuple
 
 from django.db.models import Model
 
@@ -21,8 +21,6 @@ from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.sessions.requests import NewSession
 from helix_store.transfer.layout import format_of
 from helix_store.transfer.records import Counts, Problem, Record, line_of, lines_from, spool
-
-S = TypeVar("S", bound="ForeignSession")
 
 _FIRST_VERSION: Final = 1
 
@@ -126,12 +124,12 @@ class ForeignSession:
                 yield from map(json.loads, lines_from(self._spools[table.record]))
 
 
-def session_of(cls: type[S], kind: str, source_id: str) -> S:
+def session_of(kind: str, source_id: str) -> ForeignSession:
     """Return a session of a framework with the id that `session_id_for` returns, if it can have one."""
     try:
-        return cls(kind, source_id, session_id_for(source_id))
+        return ForeignSession(kind, source_id, session_id_for(source_id))
     except HelixStoreError:
-        return cls(kind, source_id)
+        return ForeignSession(kind, source_id)
 
 
 def _head_records(head: Head, tenant: str, *, message_count: int) -> list[Record]:
