@@ -10,7 +10,7 @@ from helix_store.conf import table_name
 from helix_store.core.types import CheckpointSource
 from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdField, IdentifierField, MomentField, PayloadField
-from helix_store.models.sessions import Session
+from helix_store.models.sessions import session_key
 
 
 class CheckpointKind(models.TextChoices):
@@ -33,9 +33,7 @@ class Checkpoint(models.Model):
     from it. Kind ``base`` is a deleted checkpoint of a step that deltas still need; lists omit it.
     """
 
-    session = models.ForeignKey(
-        Session, on_delete=models.CASCADE, related_name="checkpoints", db_constraint=False, db_index=False
-    )
+    session = session_key("checkpoints")
     kind = models.CharField(max_length=16, choices=CheckpointKind.choices)
     namespace = IdentifierField(default="", blank=True)
     version = models.BigIntegerField()

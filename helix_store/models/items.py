@@ -10,7 +10,7 @@ from helix_store.conf import table_name
 from helix_store.core.limits import MAX_LANE_BYTES
 from helix_store.models.constraints import index, unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
-from helix_store.models.sessions import Session
+from helix_store.models.sessions import session_key
 
 
 class Item(models.Model):
@@ -21,9 +21,7 @@ class Item(models.Model):
     """
 
     # The index on the lane begins with the session, and the lock on the session's row protects the reference.
-    session = models.ForeignKey(
-        Session, on_delete=models.CASCADE, related_name="items", db_constraint=False, db_index=False
-    )
+    session = session_key("items")
     lane = IdentifierField(max_length=MAX_LANE_BYTES, default="", blank=True)
     key = IdentifierField(max_length=MAX_LANE_BYTES, null=True, blank=True)
     payload = PayloadField()

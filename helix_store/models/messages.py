@@ -9,15 +9,13 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.conf import table_name
 from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
-from helix_store.models.sessions import Session
+from helix_store.models.sessions import session_key
 
 
 class Message(models.Model):
     # The unique constraint serves every lookup by session, and the lock on the session's row protects the
     # reference: a foreign key constraint and a separate index would cost a tenth of a step (measured).
-    session = models.ForeignKey(
-        Session, on_delete=models.CASCADE, related_name="messages", db_constraint=False, db_index=False
-    )
+    session = session_key("messages")
     sequence = models.BigIntegerField()
     role = IdentifierField()
     payload = PayloadField()
@@ -48,9 +46,7 @@ class Post(models.Model):
     """
 
     # The unique constraint begins with the session, and the lock on the session's row protects the reference.
-    session = models.ForeignKey(
-        Session, on_delete=models.CASCADE, related_name="posts", db_constraint=False, db_index=False
-    )
+    session = session_key("posts")
     post_id = IdentifierField()
     sequence = models.BigIntegerField()
     payload = PayloadField(null=True, blank=True)

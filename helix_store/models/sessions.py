@@ -185,3 +185,12 @@ class Session(models.Model):
 
     def __str__(self) -> str:
         return str(self.session_id)
+
+
+def session_key(related_name: str) -> models.ForeignKey[Session, Session]:
+    """Return the key of the session that a row belongs to, for a table with a unique constraint that begins
+    with it and so serves as its index.
+    """
+    return models.ForeignKey(
+        Session, on_delete=models.CASCADE, related_name=related_name, db_constraint=False, db_index=False
+    )

@@ -7,13 +7,11 @@ from django.db import models
 from helix_store.conf import table_name
 from helix_store.models.constraints import unique
 from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
-from helix_store.models.sessions import Session
+from helix_store.models.sessions import session_key
 
 
 class StagedChange(models.Model):
-    session = models.ForeignKey(
-        Session, on_delete=models.CASCADE, related_name="staged_changes", db_constraint=False, db_index=False
-    )
+    session = session_key("staged_changes")
     step_id = IdentifierField()
     tool_call_id = IdentifierField()
     payload = PayloadField()
@@ -37,9 +35,7 @@ class Operation(models.Model):
     digest marks a staged change that was promoted or discarded; it has the id of the call that staged it.
     """
 
-    session = models.ForeignKey(
-        Session, on_delete=models.CASCADE, related_name="operations", db_constraint=False, db_index=False
-    )
+    session = session_key("operations")
     operation_id = IdentifierField()
     digest = models.CharField(max_length=64)
     checkpoint_id = models.CharField(max_length=320)

@@ -21,7 +21,6 @@ class ClaudeSessionAdmin(SessionChildAdmin):
     list_display_links = ("claude_id",)
     ordering = ("-id",)
     fields = ("claude_session_id", "project_key", "of_session", "written_at", "size", "document")
-    readonly_fields = ("of_session", "written_at", "size", "document")
 
     claude_id = column("claude_session_id", _("Claude session"), narrow)
     project = column("project_key", _("project"), narrow)

@@ -7,8 +7,8 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.limits import MAX_LANE_BYTES
-from helix_store.models import Session
 from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.sessions import session_key
 
 
 class ClaudeSession(models.Model):
@@ -18,9 +18,7 @@ class ClaudeSession(models.Model):
     """
 
     # The unique constraint serves every lookup by session.
-    session = models.ForeignKey(
-        Session, on_delete=models.CASCADE, related_name="claude_sessions", db_constraint=False, db_index=False
-    )
+    session = session_key("claude_sessions")
     # This copies the session's value, so that a list reads a single index.
     tenant = IdentifierField(default="", blank=True)
     project_key = IdentifierField(max_length=MAX_LANE_BYTES)

@@ -106,7 +106,6 @@ class CheckpointAdmin(_StoredAdmin):
         "size",
         "content",
     )
-    readonly_fields = ("of_session", "written_at", "size", "content")
 
     shown_id = column("checkpoint_id", _("checkpoint id"), short_id)
     written_at = column("created_at", _("created"), stamp)
@@ -117,7 +116,6 @@ class ValueAdmin(_StoredAdmin):
     stored = "blob"
     list_display = ("channel", "number", "namespace", "type", "size", "of_session")
     fields = ("of_session", "channel", "whole_version", "namespace", "type", "size", "content")
-    readonly_fields = ("of_session", "whole_version", "size", "content")
 
     number = column("short_version", _("version"), short_id)
     whole_version = column("version", _("version"), identifier)
@@ -139,7 +137,6 @@ class WriteAdmin(_StoredAdmin):
         "size",
         "content",
     )
-    readonly_fields = ("of_session", "size", "content")
 
     shown_id = column("checkpoint_id", _("checkpoint id"), short_id)
     shown_task = column("task_id", "task id", short_id)
@@ -157,7 +154,6 @@ class MemoryAdmin(ReadOnlyAdmin):
     link_lookups = ("namespace__exact",)
     ordering = ("tenant", "namespace", "key")
     fields = ("tenant", "within", "whole_key", "size", "ends", "created", "changed", "content")
-    readonly_fields = fields
 
     whole_key = column("key", _("key"), lambda key: narrow(key or NOTHING))
     size = column("size_bytes", _("bytes"), number)

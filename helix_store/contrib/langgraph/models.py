@@ -13,15 +13,8 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.limits import MAX_ID_BYTES, MAX_NAMESPACE_BYTES
-from helix_store.models import Session
 from helix_store.models.fields import IdentifierField, LongIdentifierField, MomentField, PayloadField
-
-
-def _session(related_name: str) -> models.ForeignKey[Session, Session]:
-    """Return the key of the thread's session. The unique constraint of each table serves as its index."""
-    return models.ForeignKey(
-        Session, on_delete=models.CASCADE, related_name=related_name, db_constraint=False, db_index=False
-    )
+from helix_store.models.sessions import session_key
 
 
 class LangGraphCheckpoint(models.Model):
@@ -32,7 +25,7 @@ class LangGraphCheckpoint(models.Model):
     copy for filters. ``thread_id`` is the thread's id if the id of its session is derived from it.
     """
 
-    session = _session("langgraph_checkpoints")
+    session = session_key("langgraph_checkpoints")
     thread_id = models.TextField(null=True, blank=True)  # noqa: DJ001  None: that of the session
     namespace = LongIdentifierField(default="", blank=True)
     checkpoint_id = LongIdentifierField()
@@ -75,7 +68,7 @@ class LangGraphCheckpoint(models.Model):
 class LangGraphValue(models.Model):
     """The value of a channel at one version, to which any number of checkpoints in a namespace refer."""
 
-    session = _session("langgraph_values")
+    session = session_key("langgraph_values")
     namespace = LongIdentifierField(default="", blank=True)
     channel = LongIdentifierField()
     version = LongIdentifierField()
@@ -107,7 +100,7 @@ class LangGraphWrite(models.Model):
     interrupts and resume values have fixed negative positions, and the last write replaces earlier ones.
     """
 
-    session = _session("langgraph_writes")
+    session = session_key("langgraph_writes")
     namespace = LongIdentifierField(default="", blank=True)
     checkpoint_id = LongIdentifierField()
     task_id = LongIdentifierField()

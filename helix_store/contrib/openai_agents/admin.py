@@ -20,7 +20,6 @@ class RunStateAdmin(SessionChildAdmin):
     list_display = ("name", "of_session", "answered_by", "until", "resumed", "size", "written_at")
     ordering = ("-pk",)
     fields = ("name", "of_session", "answered_by", "until", "resumer", "resumed", "size", "written_at")
-    readonly_fields = fields
 
     name = column("state_id", _("run state"), identifier)
     answered_by = column("owner", _("owner"), identifier)

@@ -6,8 +6,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.models import Session
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
+from helix_store.models.sessions import session_key
 
 
 class OpenAIRunState(models.Model):
@@ -17,13 +17,7 @@ class OpenAIRunState(models.Model):
     ``claim_expires_at``; ``resumed_at`` is set when a claim is completed.
     """
 
-    session = models.ForeignKey(
-        Session,
-        on_delete=models.CASCADE,
-        related_name="openai_run_states",
-        db_constraint=False,
-        db_index=False,
-    )
+    session = session_key("openai_run_states")
     state_id = IdentifierField()
     payload = PayloadField()
     size_bytes = models.BigIntegerField()

@@ -27,7 +27,6 @@ class ConversationAdmin(SessionChildAdmin):
     list_display_links = ("revision",)
     ordering = ("-pk",)
     fields = ("of_session", "scope", "saved", "revision", "newest", "left_at", "entries", "record")
-    readonly_fields = ("saved", "newest", "left_at", "entries", "record")
 
     saved = column("updated_at", _("updated"), stamp)
     newest = column("head_id", _("newest entry"), identifier)
@@ -49,7 +48,6 @@ class ConversationEntryAdmin(ReadOnlyAdmin):
     link_lookups = ("tenant__exact", "family__exact")
     ordering = ("-pk",)
     fields = ("entry_id", "parent_id", "tenant", "family", "kind", "size", "stored", "document")
-    readonly_fields = ("size", "stored", "document")
 
     size = column("size_bytes", _("bytes"), number)
     stored = column("created_at", _("created"), stamp)
