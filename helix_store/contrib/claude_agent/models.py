@@ -5,8 +5,9 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
 from helix_store.core.limits import MAX_LANE_BYTES
+from helix_store.models.constraints import index, unique
 from helix_store.models.fields import IdentifierField, PayloadField
 from helix_store.models.sessions import session_key
 
@@ -31,12 +32,10 @@ class ClaudeSession(models.Model):
         verbose_name = _("Claude session")
         verbose_name_plural = _("Claude sessions")
         constraints = [
-            models.UniqueConstraint(fields=["session"], name=constraint_name("claude_session_uniq")),
+            unique("claude_session_uniq", ["session"]),
         ]
         indexes = [
-            models.Index(
-                fields=["tenant", "project_key", "mtime_ms"], name=constraint_name("claude_project_idx")
-            ),
+            index("claude_project_idx", ["tenant", "project_key", "mtime_ms"]),
         ]
 
     def __str__(self) -> str:

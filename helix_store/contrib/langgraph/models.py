@@ -11,8 +11,9 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
 from helix_store.core.limits import MAX_ID_BYTES, MAX_NAMESPACE_BYTES
+from helix_store.models.constraints import index, unique
 from helix_store.models.fields import IdentifierField, LongIdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import session_key
 
@@ -47,18 +48,12 @@ class LangGraphCheckpoint(models.Model):
         verbose_name_plural = _("LangGraph checkpoints")
         constraints = [
             # This index also finds the newest checkpoint and the pages of a namespace.
-            models.UniqueConstraint(
-                fields=["session", "namespace", "checkpoint_id"], name=constraint_name("lg_checkpoint_uniq")
-            ),
+            unique("lg_checkpoint_uniq", ["session", "namespace", "checkpoint_id"]),
         ]
         indexes = [
-            models.Index(
-                fields=["run_id"],
-                condition=Q(run_id__isnull=False),
-                name=constraint_name("lg_run_idx"),
-            ),
+            index("lg_run_idx", ["run_id"], where=Q(run_id__isnull=False)),
             # This index finds the newest checkpoints of all threads.
-            models.Index(fields=["checkpoint_id", "id"], name=constraint_name("lg_newest_idx")),
+            index("lg_newest_idx", ["checkpoint_id", "id"]),
         ]
 
     def __str__(self) -> str:
@@ -80,9 +75,7 @@ class LangGraphValue(models.Model):
         verbose_name = _("LangGraph value")
         verbose_name_plural = _("LangGraph values")
         constraints = [
-            models.UniqueConstraint(
-                fields=["session", "namespace", "channel", "version"], name=constraint_name("lg_value_uniq")
-            ),
+            unique("lg_value_uniq", ["session", "namespace", "channel", "version"]),
         ]
 
     def __str__(self) -> str:
@@ -115,10 +108,7 @@ class LangGraphWrite(models.Model):
         verbose_name = _("LangGraph write")
         verbose_name_plural = _("LangGraph writes")
         constraints = [
-            models.UniqueConstraint(
-                fields=["session", "namespace", "checkpoint_id", "task_id", "position"],
-                name=constraint_name("lg_write_uniq"),
-            ),
+            unique("lg_write_uniq", ["session", "namespace", "checkpoint_id", "task_id", "position"]),
         ]
 
     def __str__(self) -> str:
@@ -146,16 +136,10 @@ class LangGraphMemory(models.Model):
         verbose_name = _("LangGraph memory")
         verbose_name_plural = _("LangGraph memories")
         constraints = [
-            models.UniqueConstraint(
-                fields=["tenant", "namespace", "key"], name=constraint_name("lg_memory_uniq")
-            ),
+            unique("lg_memory_uniq", ["tenant", "namespace", "key"]),
         ]
         indexes = [
-            models.Index(
-                fields=["tenant", "expires_at"],
-                condition=Q(expires_at__isnull=False),
-                name=constraint_name("lg_memory_expiry_idx"),
-            ),
+            index("lg_memory_expiry_idx", ["tenant", "expires_at"], where=Q(expires_at__isnull=False)),
         ]
 
     def __str__(self) -> str:

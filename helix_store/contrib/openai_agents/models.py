@@ -5,7 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
+from helix_store.models.constraints import unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import session_key
 
@@ -34,9 +35,7 @@ class OpenAIRunState(models.Model):
         verbose_name = _("run state")
         verbose_name_plural = _("run states")
         constraints = [
-            models.UniqueConstraint(
-                fields=["session", "state_id"], name=constraint_name("openai_state_uniq")
-            ),
+            unique("openai_state_uniq", ["session", "state_id"]),
         ]
 
     def __str__(self) -> str:

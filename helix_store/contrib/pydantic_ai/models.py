@@ -5,8 +5,9 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
 from helix_store.models import Session
+from helix_store.models.constraints import index, unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 
@@ -25,9 +26,7 @@ class ConversationFamily(models.Model):
         verbose_name = _("conversation family")
         verbose_name_plural = _("conversation families")
         constraints = [
-            models.UniqueConstraint(
-                fields=["tenant", "family"], name=constraint_name("pydantic_family_uniq")
-            ),
+            unique("pydantic_family_uniq", ["tenant", "family"]),
         ]
 
     def __str__(self) -> str:
@@ -57,11 +56,9 @@ class Conversation(models.Model):
         verbose_name = _("conversation")
         verbose_name_plural = _("conversations")
         indexes = [
-            models.Index(fields=["tenant", "family"], name=constraint_name("pydantic_family_idx")),
-            models.Index(
-                fields=["tenant", "scope", "-updated_at", "id"], name=constraint_name("pydantic_scope_idx")
-            ),
-            models.Index(fields=["tenant", "-updated_at", "id"], name=constraint_name("pydantic_newest_idx")),
+            index("pydantic_family_idx", ["tenant", "family"]),
+            index("pydantic_scope_idx", ["tenant", "scope", "-updated_at", "id"]),
+            index("pydantic_newest_idx", ["tenant", "-updated_at", "id"]),
         ]
 
     def __str__(self) -> str:
@@ -85,12 +82,10 @@ class ConversationEntry(models.Model):
         verbose_name = _("conversation entry")
         verbose_name_plural = _("conversation entries")
         constraints = [
-            models.UniqueConstraint(
-                fields=["tenant", "entry_id"], name=constraint_name("pydantic_entry_uniq")
-            ),
+            unique("pydantic_entry_uniq", ["tenant", "entry_id"]),
         ]
         indexes = [
-            models.Index(fields=["tenant", "family"], name=constraint_name("pydantic_entry_idx")),
+            index("pydantic_entry_idx", ["tenant", "family"]),
         ]
 
     def __str__(self) -> str:

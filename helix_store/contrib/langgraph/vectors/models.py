@@ -7,8 +7,9 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
 from helix_store.core.limits import MAX_ID_BYTES, MAX_NAMESPACE_BYTES
+from helix_store.models.constraints import unique
 from helix_store.models.fields import IdentifierField, LongIdentifierField, MomentField
 
 
@@ -38,9 +39,7 @@ class LangGraphVector(models.Model):
         verbose_name = _("LangGraph vector")
         verbose_name_plural = _("LangGraph vectors")
         constraints = [
-            models.UniqueConstraint(
-                fields=["tenant", "namespace", "key", "path"], name=constraint_name("lg_vector_uniq")
-            ),
+            unique("lg_vector_uniq", ["tenant", "namespace", "key", "path"]),
         ]
 
     def __str__(self) -> str:
