@@ -1,9 +1,19 @@
 """Schema version 1: the base tables, constraints and indexes."""
 
 from django.db import migrations, models
+from django.db.models import Q
 
-from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import RefuseToLose, WholeMigration
+from helix_store.conf import table_name
+from helix_store.migrations._operations import (
+    RefuseToLose,
+    WholeMigration,
+    add_constraints,
+    add_fields,
+    choices,
+    parent,
+    surrogate_key,
+)
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import (
     CostField,
     IdentifierField,
@@ -20,12 +30,7 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="Checkpoint",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 (
                     "kind",
                     models.CharField(
@@ -45,14 +50,7 @@ class Migration(WholeMigration):
                 (
                     "source",
                     models.CharField(
-                        choices=[
-                            ("input", "input"),
-                            ("loop", "loop"),
-                            ("interrupt", "interrupt"),
-                            ("fork", "fork"),
-                            ("step", "step"),
-                        ],
-                        max_length=16,
+                        choices=choices("input", "loop", "interrupt", "fork", "step"), max_length=16
                     ),
                 ),
                 ("run_id", IdentifierField(blank=True, max_length=255, null=True)),
@@ -73,12 +71,7 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="Lock",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("tenant", IdentifierField(blank=True, default="", max_length=255)),
                 ("name", IdentifierField(max_length=255)),
                 ("owner", IdentifierField(blank=True, max_length=255, null=True)),
@@ -88,34 +81,20 @@ class Migration(WholeMigration):
             ],
             options={
                 "db_table": table_name("lock"),
-                "constraints": [
-                    models.UniqueConstraint(fields=("tenant", "name"), name=constraint_name("lock_name_uniq"))
-                ],
+                "constraints": [unique("lock_name_uniq", ["tenant", "name"])],
             },
         ),
         migrations.CreateModel(
             name="Session",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("tenant", IdentifierField(blank=True, default="", max_length=255)),
                 ("session_id", IdentifierField(max_length=255)),
                 ("agent_type", IdentifierField(max_length=255)),
                 (
                     "status",
                     models.CharField(
-                        choices=[
-                            ("active", "active"),
-                            ("running", "running"),
-                            ("paused", "paused"),
-                            ("interrupted", "interrupted"),
-                            ("completed", "completed"),
-                            ("failed", "failed"),
-                        ],
+                        choices=choices("active", "running", "paused", "interrupted", "completed", "failed"),
                         max_length=16,
                     ),
                 ),
@@ -155,26 +134,21 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="Run",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("run_id", IdentifierField(max_length=255)),
                 ("turn", models.BigIntegerField()),
                 (
                     "status",
                     models.CharField(
-                        choices=[
-                            ("running", "running"),
-                            ("completed", "completed"),
-                            ("failed", "failed"),
-                            ("interrupted", "interrupted"),
-                            ("suspended_client_tool", "suspended_client_tool"),
-                            ("suspended_awaiting_children", "suspended_awaiting_children"),
-                            ("suspended_step_partial", "suspended_step_partial"),
-                        ],
+                        choices=choices(
+                            "running",
+                            "completed",
+                            "failed",
+                            "interrupted",
+                            "suspended_client_tool",
+                            "suspended_awaiting_children",
+                            "suspended_step_partial",
+                        ),
                         max_length=32,
                     ),
                 ),
@@ -201,26 +175,12 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="Message",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("sequence", models.BigIntegerField()),
                 ("role", IdentifierField(max_length=255)),
                 ("payload", PayloadField()),
                 ("created_at", models.DateTimeField()),
-                (
-                    "session",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=models.CASCADE,
-                        related_name="messages",
-                        to="helix_store.session",
-                    ),
-                ),
+                ("session", parent("session", "messages")),
             ],
             options={
                 "db_table": table_name("message"),
@@ -229,16 +189,8 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="InterruptRequest",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "kind",
-                    models.CharField(choices=[("interrupt", "interrupt"), ("abort", "abort")], max_length=16),
-                ),
+                ("id", surrogate_key()),
+                ("kind", models.CharField(choices=choices("interrupt", "abort"), max_length=16)),
                 ("reason", models.TextField(blank=True, null=True)),
                 ("run_id", IdentifierField(blank=True, max_length=255, null=True)),
                 ("requested_at", models.DateTimeField()),
@@ -253,40 +205,16 @@ class Migration(WholeMigration):
                 "db_table": table_name("interrupt_request"),
             },
         ),
-        migrations.AddField(
-            model_name="checkpoint",
-            name="session",
-            field=models.ForeignKey(
-                db_constraint=False,
-                db_index=False,
-                on_delete=models.CASCADE,
-                related_name="checkpoints",
-                to="helix_store.session",
-            ),
-        ),
+        *add_fields("checkpoint", session=parent("session", "checkpoints")),
         migrations.CreateModel(
             name="StagedChange",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("step_id", IdentifierField(max_length=255)),
                 ("tool_call_id", IdentifierField(max_length=255)),
                 ("payload", PayloadField()),
                 ("created_at", models.DateTimeField()),
-                (
-                    "session",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=models.CASCADE,
-                        related_name="staged_changes",
-                        to="helix_store.session",
-                    ),
-                ),
+                ("session", parent("session", "staged_changes")),
             ],
             options={
                 "db_table": table_name("staged_change"),
@@ -295,12 +223,7 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="SubSessionRef",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("sub_session_id", IdentifierField(max_length=255)),
                 ("agent_type", IdentifierField(max_length=255)),
                 ("parent_tool_call_id", IdentifierField(blank=True, max_length=255, null=True)),
@@ -326,12 +249,7 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="UsageEntry",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 (
                     "session",
                     models.ForeignKey(
@@ -356,15 +274,7 @@ class Migration(WholeMigration):
                 ("success", models.BooleanField(blank=True, null=True)),
                 (
                     "kind",
-                    models.CharField(
-                        choices=[
-                            ("tokens", "tokens"),
-                            ("tool", "tool"),
-                            ("subagent", "subagent"),
-                            ("custom", "custom"),
-                        ],
-                        max_length=16,
-                    ),
+                    models.CharField(choices=choices("tokens", "tool", "subagent", "custom"), max_length=16),
                 ),
                 ("model", IdentifierField(blank=True, max_length=255, null=True)),
                 ("tool_name", IdentifierField(blank=True, max_length=255, null=True)),
@@ -388,210 +298,71 @@ class Migration(WholeMigration):
                 "verbose_name_plural": "usage entries",
             },
         ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                fields=["tenant", "updated_at", "session_id"], name=constraint_name("session_updated_idx")
+        *add_constraints(
+            "session",
+            index("session_updated_idx", ["tenant", "updated_at", "session_id"]),
+            index("session_created_idx", ["tenant", "created_at", "session_id"]),
+            index("session_type_idx", ["tenant", "agent_type", "status", "updated_at", "session_id"]),
+            index("session_status_idx", ["tenant", "status", "updated_at", "session_id"]),
+            index(
+                "session_user_idx",
+                ["tenant", "user_id", "updated_at", "session_id"],
+                where=Q(user_id__isnull=False),
+            ),
+            index(
+                "session_work_idx",
+                ["tenant", "workspace_id", "updated_at", "session_id"],
+                where=Q(workspace_id__isnull=False),
+            ),
+            index("session_parent_idx", ["tenant", "parent_session_id", "updated_at", "session_id"]),
+            unique("session_id_uniq", ["tenant", "session_id"]),
+            one_of(
+                "session_status_ck",
+                "status",
+                ["active", "running", "paused", "interrupted", "completed", "failed"],
             ),
         ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                fields=["tenant", "created_at", "session_id"], name=constraint_name("session_created_idx")
+        *add_constraints(
+            "run",
+            unique("run_id_uniq", ["session", "run_id"]),
+            unique("run_turn_uniq", ["session", "turn"]),
+            unique("run_running_uniq", ["session"], where=Q(status="running")),
+            one_of(
+                "run_status_ck",
+                "status",
+                [
+                    "running",
+                    "completed",
+                    "failed",
+                    "interrupted",
+                    "suspended_client_tool",
+                    "suspended_awaiting_children",
+                    "suspended_step_partial",
+                ],
             ),
         ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                fields=["tenant", "agent_type", "status", "updated_at", "session_id"],
-                name=constraint_name("session_type_idx"),
-            ),
+        *add_constraints("message", unique("message_seq_uniq", ["session", "sequence"])),
+        *add_constraints("interruptrequest", one_of("interrupt_kind_ck", "kind", ["interrupt", "abort"])),
+        *add_constraints(
+            "checkpoint",
+            unique("checkpoint_ver_uniq", ["session", "kind", "namespace", "version"]),
+            unique("checkpoint_id_uniq", ["session", "checkpoint_id"], where=Q(checkpoint_id__isnull=False)),
+            unique("checkpoint_state_uniq", ["session"], where=Q(kind="state")),
+            one_of("checkpoint_kind_ck", "kind", ["state", "step", "graph", "snapshot"]),
+            one_of("checkpoint_source_ck", "source", ["input", "loop", "interrupt", "fork", "step"]),
         ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                fields=["tenant", "status", "updated_at", "session_id"],
-                name=constraint_name("session_status_idx"),
+        *add_constraints("stagedchange", unique("staged_call_uniq", ["session", "step_id", "tool_call_id"])),
+        *add_constraints("subsessionref", unique("sub_ref_uniq", ["session", "sub_session_id"])),
+        *add_constraints(
+            "usageentry",
+            index("usage_session_idx", ["session", "timestamp", "id"]),
+            index(
+                "usage_kept_idx", ["tenant", "recorded_for", "timestamp", "id"], where=Q(session__isnull=True)
             ),
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                condition=models.Q(("user_id__isnull", False)),
-                fields=["tenant", "user_id", "updated_at", "session_id"],
-                name=constraint_name("session_user_idx"),
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                condition=models.Q(("workspace_id__isnull", False)),
-                fields=["tenant", "workspace_id", "updated_at", "session_id"],
-                name=constraint_name("session_work_idx"),
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                fields=["tenant", "parent_session_id", "updated_at", "session_id"],
-                name=constraint_name("session_parent_idx"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="session",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "session_id"), name=constraint_name("session_id_uniq")
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="session",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("status__in", ["active", "running", "paused", "interrupted", "completed", "failed"])
-                ),
-                name=constraint_name("session_status_ck"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="run",
-            constraint=models.UniqueConstraint(
-                fields=("session", "run_id"), name=constraint_name("run_id_uniq")
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="run",
-            constraint=models.UniqueConstraint(
-                fields=("session", "turn"), name=constraint_name("run_turn_uniq")
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="run",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("status", "running")),
-                fields=("session",),
-                name=constraint_name("run_running_uniq"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="run",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    (
-                        "status__in",
-                        [
-                            "running",
-                            "completed",
-                            "failed",
-                            "interrupted",
-                            "suspended_client_tool",
-                            "suspended_awaiting_children",
-                            "suspended_step_partial",
-                        ],
-                    )
-                ),
-                name=constraint_name("run_status_ck"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="message",
-            constraint=models.UniqueConstraint(
-                fields=("session", "sequence"), name=constraint_name("message_seq_uniq")
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="interruptrequest",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("kind__in", ["interrupt", "abort"])),
-                name=constraint_name("interrupt_kind_ck"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="checkpoint",
-            constraint=models.UniqueConstraint(
-                fields=("session", "kind", "namespace", "version"),
-                name=constraint_name("checkpoint_ver_uniq"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="checkpoint",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("checkpoint_id__isnull", False)),
-                fields=("session", "checkpoint_id"),
-                name=constraint_name("checkpoint_id_uniq"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="checkpoint",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("kind", "state")),
-                fields=("session",),
-                name=constraint_name("checkpoint_state_uniq"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="checkpoint",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("kind__in", ["state", "step", "graph", "snapshot"])),
-                name=constraint_name("checkpoint_kind_ck"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="checkpoint",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("source__in", ["input", "loop", "interrupt", "fork", "step"])),
-                name=constraint_name("checkpoint_source_ck"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="stagedchange",
-            constraint=models.UniqueConstraint(
-                fields=("session", "step_id", "tool_call_id"), name=constraint_name("staged_call_uniq")
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="subsessionref",
-            constraint=models.UniqueConstraint(
-                fields=("session", "sub_session_id"), name=constraint_name("sub_ref_uniq")
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="usageentry",
-            index=models.Index(
-                fields=["session", "timestamp", "id"], name=constraint_name("usage_session_idx")
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="usageentry",
-            index=models.Index(
-                condition=models.Q(("session__isnull", True)),
-                fields=["tenant", "recorded_for", "timestamp", "id"],
-                name=constraint_name("usage_kept_idx"),
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="usageentry",
-            index=models.Index(fields=["tenant", "timestamp", "id"], name=constraint_name("usage_time_idx")),
-        ),
-        migrations.AddIndex(
-            model_name="usageentry",
-            index=models.Index(
-                condition=models.Q(("user_id__isnull", False)),
-                fields=["tenant", "user_id", "timestamp", "id"],
-                name=constraint_name("usage_user_idx"),
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="usageentry",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "entry_id"), name=constraint_name("usage_entry_uniq")
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="usageentry",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("kind__in", ["tokens", "tool", "subagent", "custom"])),
-                name=constraint_name("usage_kind_ck"),
-            ),
+            index("usage_time_idx", ["tenant", "timestamp", "id"]),
+            index("usage_user_idx", ["tenant", "user_id", "timestamp", "id"], where=Q(user_id__isnull=False)),
+            unique("usage_entry_uniq", ["tenant", "entry_id"]),
+            one_of("usage_kind_ck", "kind", ["tokens", "tool", "subagent", "custom"]),
         ),
         RefuseToLose("session"),
         RefuseToLose("usageentry"),

@@ -1,9 +1,15 @@
 """Schema version 2: the place where a sub-session runs, and the data of one that runs elsewhere."""
 
-from django.db import migrations, models
+from django.db import models
 
-from helix_store.conf import constraint_name
-from helix_store.migrations._operations import RefuseToLose, WholeMigration
+from helix_store.migrations._operations import (
+    RefuseToLose,
+    WholeMigration,
+    add_constraints,
+    add_fields,
+    choices,
+)
+from helix_store.models.constraints import one_of
 from helix_store.models.fields import PayloadField
 
 
@@ -11,22 +17,11 @@ class Migration(WholeMigration):
     dependencies = [("helix_store", "0001_sessions")]
 
     operations = [
-        migrations.AddField(
-            model_name="subsessionref", name="remote", field=PayloadField(blank=True, null=True)
+        *add_fields(
+            "subsessionref",
+            remote=PayloadField(blank=True, null=True),
+            location=models.CharField(choices=choices("local", "remote"), default="local", max_length=8),
         ),
-        migrations.AddField(
-            model_name="subsessionref",
-            name="location",
-            field=models.CharField(
-                choices=[("local", "local"), ("remote", "remote")], default="local", max_length=8
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="subsessionref",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("location__in", ["local", "remote"])),
-                name=constraint_name("sub_ref_location_ck"),
-            ),
-        ),
+        *add_constraints("subsessionref", one_of("sub_ref_location_ck", "location", ["local", "remote"])),
         RefuseToLose("subsessionref", "remote"),
     ]

@@ -1,9 +1,10 @@
 """Schema version 3: tool calls that wait for a client, found by deadline."""
 
-from django.db import migrations, models
+from django.db import models
+from django.db.models import Q
 
-from helix_store.conf import constraint_name
-from helix_store.migrations._operations import RefuseToLose, WholeMigration
+from helix_store.migrations._operations import RefuseToLose, WholeMigration, add_constraints, add_fields
+from helix_store.models.constraints import index
 from helix_store.models.fields import PayloadField
 
 
@@ -11,21 +12,19 @@ class Migration(WholeMigration):
     dependencies = [("helix_store", "0002_remote_sub_sessions")]
 
     operations = [
-        migrations.AddField(
-            model_name="session", name="pending_client_tool_calls", field=PayloadField(blank=True, null=True)
+        *add_fields(
+            "session",
+            pending_client_tool_calls=PayloadField(blank=True, null=True),
+            pending_deadline=models.DateTimeField(blank=True, null=True),
         ),
-        migrations.AddField(
-            model_name="session", name="pending_deadline", field=models.DateTimeField(blank=True, null=True)
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                condition=models.Q(
-                    ("pending_deadline__isnull", False),
-                    ("status__in", ["active", "running", "paused", "interrupted"]),
+        *add_constraints(
+            "session",
+            index(
+                "session_pending_idx",
+                ["pending_deadline", "id"],
+                where=Q(
+                    pending_deadline__isnull=False, status__in=["active", "running", "paused", "interrupted"]
                 ),
-                fields=["pending_deadline", "id"],
-                name=constraint_name("session_pending_idx"),
             ),
         ),
         RefuseToLose("session", "pending_client_tool_calls"),

@@ -4,8 +4,8 @@ from typing import Any
 
 from django.db import migrations, models
 
-from helix_store.conf import constraint_name
-from helix_store.migrations._operations import RefuseToLose, WholeMigration
+from helix_store.migrations._operations import RefuseToLose, WholeMigration, add_constraints, add_fields
+from helix_store.models.constraints import index
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
@@ -30,20 +30,12 @@ class Migration(WholeMigration):
     dependencies = [("helix_store", "0003_pending_client_tool_calls")]
 
     operations = [
-        migrations.AddField(
-            model_name="session",
-            name="root_session_id",
-            field=IdentifierField(blank=True, max_length=255, null=True),
+        *add_fields(
+            "session",
+            root_session_id=IdentifierField(blank=True, max_length=255, null=True),
+            client_tool_call_ownership=PayloadField(blank=True, null=True),
         ),
-        migrations.AddField(
-            model_name="session", name="client_tool_call_ownership", field=PayloadField(blank=True, null=True)
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                fields=["tenant", "root_session_id"], name=constraint_name("session_root_idx")
-            ),
-        ),
+        *add_constraints("session", index("session_root_idx", ["tenant", "root_session_id"])),
         migrations.RunPython(fill_in_roots, migrations.RunPython.noop),
         RefuseToLose("session", "client_tool_call_ownership"),
     ]

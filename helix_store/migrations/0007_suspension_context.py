@@ -1,9 +1,17 @@
 """Schema version 7: everything a suspended session needs to be resumed anywhere, and its expiry."""
 
-from django.db import migrations, models
+from django.db import models
+from django.db.models import Q
 
 from helix_store.conf import constraint_name
-from helix_store.migrations._operations import RefuseToLose, WholeMigration
+from helix_store.migrations._operations import (
+    RefuseToLose,
+    WholeMigration,
+    add_constraints,
+    add_fields,
+    choices,
+)
+from helix_store.models.constraints import index
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
@@ -11,61 +19,35 @@ class Migration(WholeMigration):
     dependencies = [("helix_store", "0006_mode_and_completion_reason")]
 
     operations = [
-        migrations.AddField(
-            model_name="session",
-            name="suspension_kind",
-            field=models.CharField(
+        *add_fields(
+            "session",
+            suspension_kind=models.CharField(
                 blank=True,
-                choices=[
-                    ("suspended_client_tool", "suspended_client_tool"),
-                    ("suspended_awaiting_children", "suspended_awaiting_children"),
-                    ("suspended_step_partial", "suspended_step_partial"),
-                ],
+                choices=choices(
+                    "suspended_client_tool", "suspended_awaiting_children", "suspended_step_partial"
+                ),
                 max_length=32,
                 null=True,
             ),
+            suspension_context=PayloadField(blank=True, null=True),
+            suspended_awaiting_children=PayloadField(blank=True, null=True),
+            suspended_step_id=IdentifierField(blank=True, max_length=255, null=True),
+            tracing_context=PayloadField(blank=True, null=True),
+            expires_at=models.DateTimeField(blank=True, null=True),
         ),
-        migrations.AddField(
-            model_name="session", name="suspension_context", field=PayloadField(blank=True, null=True)
-        ),
-        migrations.AddField(
-            model_name="session",
-            name="suspended_awaiting_children",
-            field=PayloadField(blank=True, null=True),
-        ),
-        migrations.AddField(
-            model_name="session",
-            name="suspended_step_id",
-            field=IdentifierField(blank=True, max_length=255, null=True),
-        ),
-        migrations.AddField(
-            model_name="session", name="tracing_context", field=PayloadField(blank=True, null=True)
-        ),
-        migrations.AddField(
-            model_name="session", name="expires_at", field=models.DateTimeField(blank=True, null=True)
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                condition=models.Q(
-                    ("expires_at__isnull", False),
-                    ("status__in", ["active", "running", "paused", "interrupted"]),
-                ),
-                fields=["expires_at", "id"],
-                name=constraint_name("session_expiry_idx"),
+        *add_constraints(
+            "session",
+            index(
+                "session_expiry_idx",
+                ["expires_at", "id"],
+                where=Q(expires_at__isnull=False, status__in=["active", "running", "paused", "interrupted"]),
             ),
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                condition=models.Q(("expires_at__isnull", False), ("failure_reason", "session_expired")),
-                fields=["expires_at", "id"],
-                name=constraint_name("session_expired_idx"),
+            index(
+                "session_expired_idx",
+                ["expires_at", "id"],
+                where=Q(expires_at__isnull=False, failure_reason="session_expired"),
             ),
-        ),
-        migrations.AddConstraint(
-            model_name="session",
-            constraint=models.CheckConstraint(
+            models.CheckConstraint(
                 condition=models.Q(
                     ("suspension_kind__isnull", True),
                     (

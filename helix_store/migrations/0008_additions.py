@@ -15,10 +15,16 @@ from helix_store.core.payloads import size_of
 from helix_store.migrations._operations import (
     RefuseToLose,
     WholeMigration,
+    add_constraints,
+    add_fields,
+    choices,
     compress_quickly,
     index_documents,
     keep_pages,
+    parent,
+    surrogate_key,
 )
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdField, CallIdsField, IdentifierField, MomentField, PayloadField
 from helix_store.sessions.deltas import apply_delta
 
@@ -53,20 +59,6 @@ def write_in_full(apps: Any, schema_editor: Any) -> None:
             checkpoints.filter(pk=row.pk).update(payload=payload, size_bytes=size_bytes, base=None)
         last = rows[-1].pk
     checkpoints.filter(kind="base").delete()
-
-
-def surrogate_key() -> models.Field[Any, Any]:
-    return models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
-
-
-def parent(model: str, children: str) -> models.Field[Any, Any]:
-    return models.ForeignKey(
-        db_constraint=False,
-        db_index=False,
-        on_delete=models.CASCADE,
-        related_name=children,
-        to=f"helix_store.{model}",
-    )
 
 
 class Migration(WholeMigration):
@@ -104,9 +96,7 @@ class Migration(WholeMigration):
             options={
                 "db_table": table_name("operation"),
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=("session", "operation_id"), name=constraint_name("operation_id_uniq")
-                    ),
+                    unique("operation_id_uniq", ["session", "operation_id"]),
                 ],
             },
         ),
@@ -118,15 +108,7 @@ class Migration(WholeMigration):
                 ("stream_id", IdentifierField(max_length=255)),
                 (
                     "status",
-                    models.CharField(
-                        choices=[
-                            ("active", "active"),
-                            ("paused", "paused"),
-                            ("ended", "ended"),
-                            ("failed", "failed"),
-                        ],
-                        max_length=16,
-                    ),
+                    models.CharField(choices=choices("active", "paused", "ended", "failed"), max_length=16),
                 ),
                 ("last_sequence", models.BigIntegerField(default=0)),
                 ("floor", models.BigIntegerField(default=0)),
@@ -148,31 +130,20 @@ class Migration(WholeMigration):
                 "verbose_name": "stream",
                 "verbose_name_plural": "streams",
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=("tenant", "stream_id"), name=constraint_name("stream_id_uniq")
-                    ),
-                    models.CheckConstraint(
-                        condition=Q(status__in=["active", "paused", "ended", "failed"]),
-                        name=constraint_name("stream_status_ck"),
-                    ),
+                    unique("stream_id_uniq", ["tenant", "stream_id"]),
+                    one_of("stream_status_ck", "status", ["active", "paused", "ended", "failed"]),
                     models.CheckConstraint(
                         condition=Q(floor__gte=0, floor__lte=F("last_sequence")),
                         name=constraint_name("stream_floor_ck"),
                     ),
                 ],
                 "indexes": [
-                    models.Index(
-                        condition=Q(status="active"), fields=["id"], name=constraint_name("stream_active_idx")
+                    index("stream_active_idx", ["id"], where=Q(status="active")),
+                    index(
+                        "stream_ended_idx", ["ended_at"], where=Q(ended_at__isnull=False, is_emptied=False)
                     ),
-                    models.Index(
-                        condition=Q(ended_at__isnull=False, is_emptied=False),
-                        fields=["ended_at"],
-                        name=constraint_name("stream_ended_idx"),
-                    ),
-                    models.Index(
-                        condition=Q(keep_until__isnull=False, is_emptied=False),
-                        fields=["keep_until"],
-                        name=constraint_name("stream_keep_idx"),
+                    index(
+                        "stream_keep_idx", ["keep_until"], where=Q(keep_until__isnull=False, is_emptied=False)
                     ),
                 ],
             },
@@ -189,9 +160,7 @@ class Migration(WholeMigration):
             options={
                 "db_table": table_name("stream_chunk"),
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=("stream", "sequence"), name=constraint_name("chunk_seq_uniq")
-                    ),
+                    unique("chunk_seq_uniq", ["stream", "sequence"]),
                 ],
             },
         ),
@@ -211,54 +180,29 @@ class Migration(WholeMigration):
                 "verbose_name": "item",
                 "verbose_name_plural": "items",
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=["session", "lane", "key"],
-                        condition=Q(key__isnull=False),
-                        name=constraint_name("item_key_uniq"),
-                    ),
+                    unique("item_key_uniq", ["session", "lane", "key"], where=Q(key__isnull=False)),
                 ],
                 "indexes": [
-                    models.Index(fields=["session", "lane", "id"], name=constraint_name("item_lane_idx")),
+                    index("item_lane_idx", ["session", "lane", "id"]),
                 ],
             },
         ),
-        migrations.AddField(
-            model_name="session", name="typed_metadata", field=PayloadField(blank=True, null=True)
+        *add_fields("session", typed_metadata=PayloadField(blank=True, null=True)),
+        *add_constraints(
+            "checkpoint", index("checkpoint_graph_idx", ["checkpoint_id"], where=Q(kind="graph"))
         ),
-        migrations.AddIndex(
-            model_name="checkpoint",
-            index=models.Index(
-                condition=Q(kind="graph"),
-                fields=["checkpoint_id"],
-                name=constraint_name("checkpoint_graph_idx"),
-            ),
-        ),
-        migrations.AddField(
-            model_name="checkpoint",
-            name="snapshot_version",
-            field=models.BigIntegerField(blank=True, null=True),
-        ),
-        migrations.AddField(
-            model_name="checkpoint",
-            name="claim_owner",
-            field=IdentifierField(blank=True, max_length=255, null=True),
-        ),
-        migrations.AddField(
-            model_name="checkpoint", name="claim_token", field=models.BigIntegerField(blank=True, null=True)
-        ),
-        migrations.AddField(
-            model_name="checkpoint",
-            name="claim_expires_at",
-            field=models.DateTimeField(blank=True, null=True),
-        ),
-        migrations.AddField(
-            model_name="checkpoint", name="claim_done_at", field=models.DateTimeField(blank=True, null=True)
+        *add_fields(
+            "checkpoint",
+            snapshot_version=models.BigIntegerField(blank=True, null=True),
+            claim_owner=IdentifierField(blank=True, max_length=255, null=True),
+            claim_token=models.BigIntegerField(blank=True, null=True),
+            claim_expires_at=models.DateTimeField(blank=True, null=True),
+            claim_done_at=models.DateTimeField(blank=True, null=True),
         ),
         migrations.RemoveConstraint(model_name="checkpoint", name=constraint_name("checkpoint_kind_ck")),
-        migrations.AddField(
-            model_name="checkpoint",
-            name="base",
-            field=models.ForeignKey(
+        *add_fields(
+            "checkpoint",
+            base=models.ForeignKey(
                 db_constraint=False,
                 db_index=False,
                 editable=False,
@@ -273,17 +217,8 @@ class Migration(WholeMigration):
             name="kind",
             field=models.CharField(choices=list(KINDS.items()), max_length=16),
         ),
-        migrations.AddConstraint(
-            model_name="checkpoint",
-            constraint=models.CheckConstraint(
-                condition=Q(kind__in=list(KINDS)), name=constraint_name("checkpoint_kind_ck")
-            ),
-        ),
-        migrations.AddField(
-            model_name="session",
-            name="base_key",
-            field=models.BigIntegerField(editable=False, null=True),
-        ),
+        *add_constraints("checkpoint", one_of("checkpoint_kind_ck", "kind", list(KINDS))),
+        *add_fields("session", base_key=models.BigIntegerField(editable=False, null=True)),
         *(
             migrations.AddField(model_name=model, name="call_id", field=CallIdField())
             for model in ("checkpoint", "lock")
@@ -292,65 +227,39 @@ class Migration(WholeMigration):
             migrations.AddField(model_name=model, name="call_ids", field=CallIdsField())
             for model in ("run", "session", "stagedchange")
         ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                condition=Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session_id")),
-                fields=["tenant", "stream_id"],
-                name=constraint_name("session_stream_idx"),
+        *add_constraints(
+            "session",
+            index(
+                "session_stream_idx",
+                ["tenant", "stream_id"],
+                where=Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session_id")),
             ),
         ),
-        migrations.AddIndex(
-            model_name="checkpoint",
-            index=models.Index(
-                condition=Q(kind="graph"),
-                fields=["session", "version", "id"],
-                name=constraint_name("checkpoint_order_idx"),
-            ),
+        *add_constraints(
+            "checkpoint", index("checkpoint_order_idx", ["session", "version", "id"], where=Q(kind="graph"))
         ),
-        migrations.AddIndex(
-            model_name="usageentry",
-            index=models.Index(
-                condition=Q(model__isnull=False),
-                fields=["tenant", "model", "timestamp", "id"],
-                name=constraint_name("usage_model_idx"),
-            ),
+        *add_constraints(
+            "usageentry",
+            index("usage_model_idx", ["tenant", "model", "timestamp", "id"], where=Q(model__isnull=False)),
+            index("usage_agent_idx", ["tenant", "session_agent_type", "timestamp", "id"]),
         ),
-        migrations.AddIndex(
-            model_name="usageentry",
-            index=models.Index(
-                fields=["tenant", "session_agent_type", "timestamp", "id"],
-                name=constraint_name("usage_agent_idx"),
-            ),
+        *add_constraints(
+            "session", index("session_agent_idx", ["tenant", "agent_type", "updated_at", "session_id"])
         ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                fields=["tenant", "agent_type", "updated_at", "session_id"],
-                name=constraint_name("session_agent_idx"),
-            ),
+        *add_constraints("subsessionref", index("sub_ref_owner_idx", ["sub_session_id"])),
+        *add_constraints(
+            "usageentry",
+            index("usage_sub_idx", ["tenant", "sub_session_id"], where=Q(sub_session_id__isnull=False)),
         ),
-        migrations.AddIndex(
-            model_name="subsessionref",
-            index=models.Index(fields=["sub_session_id"], name=constraint_name("sub_ref_owner_idx")),
-        ),
-        migrations.AddIndex(
-            model_name="usageentry",
-            index=models.Index(
-                condition=Q(sub_session_id__isnull=False),
-                fields=["tenant", "sub_session_id"],
-                name=constraint_name("usage_sub_idx"),
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                fields=["tenant", "updated_at", "session_id"],
-                condition=Q(
+        *add_constraints(
+            "session",
+            index(
+                "session_waiting_idx",
+                ["tenant", "updated_at", "session_id"],
+                where=Q(
                     status__in=["active", "running", "paused", "interrupted"],
                     suspension_kind__in=["suspended_client_tool"],
                 ),
-                name=constraint_name("session_waiting_idx"),
             ),
         ),
         *(

@@ -1,11 +1,20 @@
 """Posts: messages on their way into a session."""
 
-import django.db.models.deletion
 from django.db import migrations, models
 from django.db.models import Q
 
-from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import RefuseToLose, WholeMigration, compress_quickly
+from helix_store.conf import table_name
+from helix_store.migrations._operations import (
+    RefuseToLose,
+    WholeMigration,
+    add_constraints,
+    add_fields,
+    choices,
+    compress_quickly,
+    parent,
+    surrogate_key,
+)
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 
@@ -13,30 +22,21 @@ class Migration(WholeMigration):
     dependencies = [("helix_store", "0008_additions")]
 
     operations = [
-        migrations.AddField(
-            model_name="session",
-            name="next_post_at",
-            field=MomentField(blank=True, editable=False, null=True),
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(
-                fields=["next_post_at", "id"],
-                condition=Q(
+        *add_fields("session", next_post_at=MomentField(blank=True, editable=False, null=True)),
+        *add_constraints(
+            "session",
+            index(
+                "session_post_idx",
+                ["next_post_at", "id"],
+                where=Q(
                     status__in=["active", "running", "paused", "interrupted"], next_post_at__isnull=False
                 ),
-                name=constraint_name("session_post_idx"),
             ),
         ),
         migrations.CreateModel(
             name="Post",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        primary_key=True, serialize=False, verbose_name="ID", auto_created=True
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("post_id", IdentifierField()),
                 ("sequence", models.BigIntegerField()),
                 ("payload", PayloadField(blank=True, null=True)),
@@ -49,58 +49,26 @@ class Migration(WholeMigration):
                 (
                     "state",
                     models.CharField(
-                        choices=[
-                            ("waiting", "waiting"),
-                            ("received", "received"),
-                            ("withdrawn", "withdrawn"),
-                        ],
-                        default="waiting",
-                        max_length=16,
+                        choices=choices("waiting", "received", "withdrawn"), default="waiting", max_length=16
                     ),
                 ),
                 ("received_at", MomentField(blank=True, null=True)),
                 ("position", models.BigIntegerField(blank=True, null=True)),
                 ("received_version", models.BigIntegerField(blank=True, editable=False, null=True)),
-                (
-                    "session",
-                    models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="posts",
-                        db_constraint=False,
-                        db_index=False,
-                        to="helix_store.session",
-                    ),
-                ),
+                ("session", parent("session", "posts")),
             ],
             options={
                 "db_table": table_name("post"),
                 "verbose_name": "post",
                 "verbose_name_plural": "posts",
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=["session", "sequence"], name=constraint_name("post_seq_uniq")
-                    ),
-                    models.UniqueConstraint(
-                        fields=["session", "key"],
-                        condition=Q(key__isnull=False),
-                        name=constraint_name("post_key_uniq"),
-                    ),
-                    models.CheckConstraint(
-                        condition=Q(state__in=["waiting", "received", "withdrawn"]),
-                        name=constraint_name("post_state_ck"),
-                    ),
+                    unique("post_seq_uniq", ["session", "sequence"]),
+                    unique("post_key_uniq", ["session", "key"], where=Q(key__isnull=False)),
+                    one_of("post_state_ck", "state", ["waiting", "received", "withdrawn"]),
                 ],
                 "indexes": [
-                    models.Index(
-                        fields=["session", "due_at", "sequence"],
-                        condition=Q(state="waiting"),
-                        name=constraint_name("post_waiting_idx"),
-                    ),
-                    models.Index(
-                        fields=["author", "id"],
-                        condition=Q(author__isnull=False),
-                        name=constraint_name("post_author_idx"),
-                    ),
+                    index("post_waiting_idx", ["session", "due_at", "sequence"], where=Q(state="waiting")),
+                    index("post_author_idx", ["author", "id"], where=Q(author__isnull=False)),
                 ],
             },
         ),

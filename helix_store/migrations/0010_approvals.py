@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from django.db import migrations
-
-from helix_store.migrations._operations import RefuseToLose, WholeMigration
+from helix_store.migrations._operations import RefuseToLose, WholeMigration, add_fields
 from helix_store.models.fields import PayloadField
 
 
@@ -12,8 +10,6 @@ class Migration(WholeMigration):
     dependencies = [("helix_store", "0009_posts")]
 
     operations = [
-        migrations.AddField(
-            model_name="session", name="approved_tool_calls", field=PayloadField(blank=True, null=True)
-        ),
+        *add_fields("session", approved_tool_calls=PayloadField(blank=True, null=True)),
         RefuseToLose("session", "approved_tool_calls", remove="Delete these sessions with delete_session()."),
     ]

@@ -3,8 +3,16 @@
 from django.db import migrations, models
 from django.db.models import Q
 
-from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import RefuseToLose, WholeMigration
+from helix_store.conf import table_name
+from helix_store.migrations._operations import (
+    RefuseToLose,
+    WholeMigration,
+    add_constraints,
+    add_fields,
+    choices,
+    surrogate_key,
+)
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CostField, IdentifierField, MomentField
 
 
@@ -12,49 +20,23 @@ class Migration(WholeMigration):
     dependencies = [("helix_store", "0010_approvals")]
 
     operations = [
-        migrations.AddField(
-            model_name="usageentry",
-            name="tree_id",
-            field=IdentifierField(blank=True, editable=False, null=True),
-        ),
-        migrations.AddIndex(
-            model_name="usageentry",
-            index=models.Index(
-                fields=["tenant", "tree_id", "timestamp", "id"],
-                condition=Q(tree_id__isnull=False),
-                name=constraint_name("usage_tree_idx"),
-            ),
+        *add_fields("usageentry", tree_id=IdentifierField(blank=True, editable=False, null=True)),
+        *add_constraints(
+            "usageentry",
+            index("usage_tree_idx", ["tenant", "tree_id", "timestamp", "id"], where=Q(tree_id__isnull=False)),
         ),
         migrations.CreateModel(
             name="Budget",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        primary_key=True, serialize=False, verbose_name="ID", auto_created=True
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("tenant", IdentifierField(blank=True, default="")),
                 ("name", IdentifierField()),
                 (
                     "scope",
-                    models.CharField(
-                        choices=[
-                            ("tree", "tree"),
-                            ("user", "user"),
-                            ("agent_type", "agent_type"),
-                            ("tenant", "tenant"),
-                        ],
-                        max_length=16,
-                    ),
+                    models.CharField(choices=choices("tree", "user", "agent_type", "tenant"), max_length=16),
                 ),
                 ("value", IdentifierField(blank=True, default="")),
-                (
-                    "period",
-                    models.CharField(
-                        choices=[("total", "total"), ("day", "day"), ("month", "month")], max_length=8
-                    ),
-                ),
+                ("period", models.CharField(choices=choices("total", "day", "month"), max_length=8)),
                 ("limit_usd", CostField(blank=True, null=True)),
                 ("limit_tokens", models.BigIntegerField(blank=True, null=True)),
                 ("counted_from", models.CharField(blank=True, default="", max_length=12)),
@@ -66,34 +48,19 @@ class Migration(WholeMigration):
                 "verbose_name": "budget",
                 "verbose_name_plural": "budgets",
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=["tenant", "name"], name=constraint_name("budget_name_uniq")
-                    ),
-                    models.CheckConstraint(
-                        condition=Q(scope__in=["tree", "user", "agent_type", "tenant"]),
-                        name=constraint_name("budget_scope_ck"),
-                    ),
-                    models.CheckConstraint(
-                        condition=Q(period__in=["total", "day", "month"]),
-                        name=constraint_name("budget_period_ck"),
-                    ),
+                    unique("budget_name_uniq", ["tenant", "name"]),
+                    one_of("budget_scope_ck", "scope", ["tree", "user", "agent_type", "tenant"]),
+                    one_of("budget_period_ck", "period", ["total", "day", "month"]),
                 ],
                 "indexes": [
-                    models.Index(
-                        fields=["tenant", "scope", "value"], name=constraint_name("budget_scope_idx")
-                    ),
+                    index("budget_scope_idx", ["tenant", "scope", "value"]),
                 ],
             },
         ),
         migrations.CreateModel(
             name="BudgetCounter",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        primary_key=True, serialize=False, verbose_name="ID", auto_created=True
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("tenant", IdentifierField(blank=True, default="")),
                 ("name", IdentifierField()),
                 ("value", IdentifierField(blank=True, default="")),
@@ -107,10 +74,7 @@ class Migration(WholeMigration):
                 "verbose_name": "counter of a budget",
                 "verbose_name_plural": "counters of budgets",
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=["tenant", "name", "period", "value"],
-                        name=constraint_name("budget_counter_uniq"),
-                    ),
+                    unique("budget_counter_uniq", ["tenant", "name", "period", "value"]),
                 ],
             },
         ),

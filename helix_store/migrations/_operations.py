@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from django.db import migrations, router
+from django.db import migrations, models, router
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.recorder import MigrationRecorder
@@ -51,6 +51,42 @@ class WholeMigration(migrations.Migration):
             for app_label, name in [*self.replaces, (self.app_label, self.name)]:
                 recorder.record_unapplied(app_label, name)
         return state
+
+
+def choices(*values: str) -> list[tuple[str, str]]:
+    """Return the choices of a field, which people see as they are stored."""
+    return [(value, value) for value in values]
+
+
+def surrogate_key() -> models.Field[Any, Any]:
+    """Return the primary key of a table."""
+    return models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
+
+
+def parent(model: str, children: str) -> models.Field[Any, Any]:
+    """Return the key of the row that a row belongs to, without a constraint and an index of its own."""
+    return models.ForeignKey(
+        db_constraint=False,
+        db_index=False,
+        on_delete=models.CASCADE,
+        related_name=children,
+        to=f"helix_store.{model}",
+    )
+
+
+def add_constraints(model: str, *rules: models.Index | models.BaseConstraint) -> Iterator[Operation]:
+    """Yield the operations that add indexes and constraints to a table."""
+    for rule in rules:
+        if isinstance(rule, models.Index):
+            yield migrations.AddIndex(model_name=model, index=rule)
+        else:
+            yield migrations.AddConstraint(model_name=model, constraint=rule)
+
+
+def add_fields(model: str, **fields: models.Field[Any, Any]) -> Iterator[Operation]:
+    """Yield the operations that add columns to a table, in this order."""
+    for name, field in fields.items():
+        yield migrations.AddField(model_name=model, name=name, field=field)
 
 
 class WithoutEffect(Operation):

@@ -1,10 +1,11 @@
 """The tables of LangGraph's checkpoints."""
 
-import django.db.models.deletion
 from django.db import migrations, models
+from django.db.models import Q
 
-from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import WholeMigration
+from helix_store.conf import table_name
+from helix_store.migrations._operations import WholeMigration, parent, surrogate_key
+from helix_store.models.constraints import index, unique
 from helix_store.models.fields import LongIdentifierField
 
 
@@ -19,12 +20,7 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="LangGraphCheckpoint",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("thread_id", models.TextField(blank=True, null=True)),
                 ("namespace", LongIdentifierField(blank=True, default="")),
                 ("checkpoint_id", LongIdentifierField()),
@@ -39,82 +35,38 @@ class Migration(WholeMigration):
                 ("body", models.BinaryField()),
                 ("size_bytes", models.BigIntegerField(default=0)),
                 ("created_at", models.DateTimeField()),
-                (
-                    "session",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="langgraph_checkpoints",
-                        to="helix_store.session",
-                    ),
-                ),
+                ("session", parent("session", "langgraph_checkpoints")),
             ],
             options={
                 "verbose_name": "LangGraph checkpoint",
                 "verbose_name_plural": "LangGraph checkpoints",
                 "db_table": table_name("lg_checkpoint"),
-                "indexes": [
-                    models.Index(
-                        condition=models.Q(("run_id__isnull", False)),
-                        fields=["run_id"],
-                        name=constraint_name("lg_run_idx"),
-                    )
-                ],
-                "constraints": [
-                    models.UniqueConstraint(
-                        fields=("session", "namespace", "checkpoint_id"),
-                        name=constraint_name("lg_checkpoint_uniq"),
-                    )
-                ],
+                "indexes": [index("lg_run_idx", ["run_id"], where=Q(run_id__isnull=False))],
+                "constraints": [unique("lg_checkpoint_uniq", ["session", "namespace", "checkpoint_id"])],
             },
         ),
         migrations.CreateModel(
             name="LangGraphValue",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("namespace", LongIdentifierField(blank=True, default="")),
                 ("channel", LongIdentifierField()),
                 ("version", LongIdentifierField()),
                 ("type", models.CharField(max_length=255)),
                 ("blob", models.BinaryField()),
-                (
-                    "session",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="langgraph_values",
-                        to="helix_store.session",
-                    ),
-                ),
+                ("session", parent("session", "langgraph_values")),
             ],
             options={
                 "verbose_name": "LangGraph value",
                 "verbose_name_plural": "LangGraph values",
                 "db_table": table_name("lg_value"),
-                "constraints": [
-                    models.UniqueConstraint(
-                        fields=("session", "namespace", "channel", "version"),
-                        name=constraint_name("lg_value_uniq"),
-                    )
-                ],
+                "constraints": [unique("lg_value_uniq", ["session", "namespace", "channel", "version"])],
             },
         ),
         migrations.CreateModel(
             name="LangGraphWrite",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("namespace", LongIdentifierField(blank=True, default="")),
                 ("checkpoint_id", LongIdentifierField()),
                 ("task_id", LongIdentifierField()),
@@ -123,26 +75,14 @@ class Migration(WholeMigration):
                 ("channel", LongIdentifierField()),
                 ("type", models.CharField(max_length=255)),
                 ("blob", models.BinaryField()),
-                (
-                    "session",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="langgraph_writes",
-                        to="helix_store.session",
-                    ),
-                ),
+                ("session", parent("session", "langgraph_writes")),
             ],
             options={
                 "verbose_name": "LangGraph write",
                 "verbose_name_plural": "LangGraph writes",
                 "db_table": table_name("lg_write"),
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=("session", "namespace", "checkpoint_id", "task_id", "position"),
-                        name=constraint_name("lg_write_uniq"),
-                    )
+                    unique("lg_write_uniq", ["session", "namespace", "checkpoint_id", "task_id", "position"])
                 ],
             },
         ),

@@ -1,8 +1,10 @@
 from django.db import migrations, models
+from django.db.models import Q
 
 import helix_store.models.fields
-from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import WholeMigration
+from helix_store.conf import table_name
+from helix_store.migrations._operations import WholeMigration, surrogate_key
+from helix_store.models.constraints import index, unique
 
 
 class Migration(WholeMigration):
@@ -12,12 +14,7 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="LangGraphMemory",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 (
                     "tenant",
                     helix_store.models.fields.IdentifierField(blank=True, default="", max_length=255),
@@ -36,15 +33,11 @@ class Migration(WholeMigration):
                 "verbose_name_plural": "LangGraph memories",
                 "db_table": table_name("lg_memory"),
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=("tenant", "namespace", "key"), name=constraint_name("lg_memory_uniq")
-                    ),
+                    unique("lg_memory_uniq", ["tenant", "namespace", "key"]),
                 ],
                 "indexes": [
-                    models.Index(
-                        condition=models.Q(("expires_at__isnull", False)),
-                        fields=["tenant", "expires_at"],
-                        name=constraint_name("lg_memory_expiry_idx"),
+                    index(
+                        "lg_memory_expiry_idx", ["tenant", "expires_at"], where=Q(expires_at__isnull=False)
                     ),
                 ],
             },

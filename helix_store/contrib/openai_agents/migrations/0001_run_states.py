@@ -2,8 +2,9 @@
 
 from django.db import migrations, models
 
-from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import WholeMigration
+from helix_store.conf import table_name
+from helix_store.migrations._operations import WholeMigration, parent, surrogate_key
+from helix_store.models.constraints import unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 
@@ -16,12 +17,7 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="OpenAIRunState",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("state_id", IdentifierField(max_length=255)),
                 ("payload", PayloadField()),
                 ("size_bytes", models.BigIntegerField()),
@@ -32,25 +28,14 @@ class Migration(WholeMigration):
                 ("claim_expires_at", MomentField(blank=True, null=True)),
                 ("resumed_at", MomentField(blank=True, null=True)),
                 ("created_at", MomentField()),
-                (
-                    "session",
-                    models.ForeignKey(
-                        on_delete=models.CASCADE,
-                        related_name="openai_run_states",
-                        db_constraint=False,
-                        db_index=False,
-                        to="helix_store.session",
-                    ),
-                ),
+                ("session", parent("session", "openai_run_states")),
             ],
             options={
                 "db_table": table_name("openai_run_state"),
                 "verbose_name": "run state",
                 "verbose_name_plural": "run states",
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=["session", "state_id"], name=constraint_name("openai_state_uniq")
-                    ),
+                    unique("openai_state_uniq", ["session", "state_id"]),
                 ],
             },
         ),

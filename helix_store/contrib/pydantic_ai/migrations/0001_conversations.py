@@ -2,8 +2,9 @@
 
 from django.db import migrations, models
 
-from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import WholeMigration
+from helix_store.conf import table_name
+from helix_store.migrations._operations import WholeMigration, surrogate_key
+from helix_store.models.constraints import index, unique
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
@@ -18,12 +19,7 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="ConversationEntry",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("tenant", IdentifierField(blank=True, default="", max_length=255)),
                 ("entry_id", IdentifierField(max_length=255)),
                 ("family", IdentifierField(max_length=255)),
@@ -37,25 +33,14 @@ class Migration(WholeMigration):
                 "verbose_name": "conversation entry",
                 "verbose_name_plural": "conversation entries",
                 "db_table": table_name("pydantic_entry"),
-                "indexes": [
-                    models.Index(fields=["tenant", "family"], name=constraint_name("pydantic_entry_idx"))
-                ],
-                "constraints": [
-                    models.UniqueConstraint(
-                        fields=("tenant", "entry_id"), name=constraint_name("pydantic_entry_uniq")
-                    )
-                ],
+                "indexes": [index("pydantic_entry_idx", ["tenant", "family"])],
+                "constraints": [unique("pydantic_entry_uniq", ["tenant", "entry_id"])],
             },
         ),
         migrations.CreateModel(
             name="ConversationFamily",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("tenant", IdentifierField(blank=True, default="", max_length=255)),
                 ("family", IdentifierField(max_length=255)),
             ],
@@ -63,22 +48,13 @@ class Migration(WholeMigration):
                 "verbose_name": "conversation family",
                 "verbose_name_plural": "conversation families",
                 "db_table": table_name("pydantic_family"),
-                "constraints": [
-                    models.UniqueConstraint(
-                        fields=("tenant", "family"), name=constraint_name("pydantic_family_uniq")
-                    )
-                ],
+                "constraints": [unique("pydantic_family_uniq", ["tenant", "family"])],
             },
         ),
         migrations.CreateModel(
             name="Conversation",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 ("tenant", IdentifierField(blank=True, default="", max_length=255)),
                 ("family", IdentifierField(max_length=255)),
                 ("head_id", IdentifierField(blank=True, max_length=255, null=True)),
@@ -102,14 +78,9 @@ class Migration(WholeMigration):
                 "verbose_name_plural": "conversations",
                 "db_table": table_name("pydantic_record"),
                 "indexes": [
-                    models.Index(fields=["tenant", "family"], name=constraint_name("pydantic_family_idx")),
-                    models.Index(
-                        fields=["tenant", "scope", "-updated_at", "id"],
-                        name=constraint_name("pydantic_scope_idx"),
-                    ),
-                    models.Index(
-                        fields=["tenant", "-updated_at", "id"], name=constraint_name("pydantic_newest_idx")
-                    ),
+                    index("pydantic_family_idx", ["tenant", "family"]),
+                    index("pydantic_scope_idx", ["tenant", "scope", "-updated_at", "id"]),
+                    index("pydantic_newest_idx", ["tenant", "-updated_at", "id"]),
                 ],
             },
         ),

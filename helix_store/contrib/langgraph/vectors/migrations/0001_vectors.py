@@ -5,7 +5,8 @@ from django.db import migrations, models
 import helix_store.contrib.langgraph.vectors.models
 import helix_store.models.fields
 from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import WholeMigration
+from helix_store.migrations._operations import WholeMigration, surrogate_key
+from helix_store.models.constraints import unique
 
 
 def create_extension(apps: Any, schema_editor: Any) -> None:
@@ -47,12 +48,7 @@ class Migration(WholeMigration):
         migrations.CreateModel(
             name="LangGraphVector",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", surrogate_key()),
                 (
                     "tenant",
                     helix_store.models.fields.IdentifierField(blank=True, default="", max_length=255),
@@ -68,10 +64,7 @@ class Migration(WholeMigration):
                 "verbose_name_plural": "LangGraph vectors",
                 "db_table": table_name("lg_vector"),
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=("tenant", "namespace", "key", "path"),
-                        name=constraint_name("lg_vector_uniq"),
-                    ),
+                    unique("lg_vector_uniq", ["tenant", "namespace", "key", "path"]),
                 ],
             },
         ),
