@@ -1,0 +1,66 @@
+"""A migration never changes: a database that has it applied would differ from a new one, unnoticed."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any, Final
+
+import pytest
+from django.apps import apps
+from django.db.migrations import AddIndex
+from django.db.migrations.loader import MigrationLoader
+from django.db.models import Q
+
+DIGESTS: Final[dict[str, str]] = {
+    "helix_store.0001_sessions": "0bee2f74cb5c9784",
+    "helix_store.0002_remote_sub_sessions": "83f12958ebf680eb",
+    "helix_store.0003_pending_client_tool_calls": "f84d5440e3ae111b",
+    "helix_store.0004_root_session_and_call_ownership": "5499e1916c22a4cc",
+    "helix_store.0005_completed_client_tool_calls": "466e164ead84c82b",
+    "helix_store.0006_mode_and_completion_reason": "c3bb6e6c259fee66",
+    "helix_store.0007_suspension_context": "0f1725a1f66adfe4",
+    "helix_store.0008_additions": "e7e9d88c83629767",
+    "helix_store.0009_posts": "41a19879d528068f",
+    "helix_store.0010_approvals": "d60f7895f0dd0cc0",
+    "helix_store.0011_budgets": "468fb735bd5dea00",
+    "helix_store_claude_agent.0001_sessions": "db74547993d4d258",
+    "helix_store_langgraph.0001_checkpoints": "c6564e5b74511455",
+    "helix_store_langgraph.0002_memories": "424878c2eff1254c",
+    "helix_store_langgraph.0003_newest_checkpoints": "c1c8970cb9e4a7e6",
+    "helix_store_langgraph_vectors.0001_vectors": "03ff9288492fd946",
+    "helix_store_openai_agents.0001_run_states": "5608ff97279238fb",
+    "helix_store_pydantic_ai.0001_conversations": "8aa9b05223703097",
+}
+"""Add a line for a new migration; change none after a release."""
+
+
+def described(value: Any) -> Any:
+    """What a value in a migration stands for, whatever code has made it."""
+    if hasattr(value, "deconstruct"):
+        return [type(value).__name__, *map(described, value.deconstruct()[-2:])]
+    if isinstance(value, dict):
+        return sorted((str(key), described(each)) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return [described(each) for each in value]
+    return getattr(value, "__qualname__", None) or repr(value)
+
+
+def digests() -> dict[str, str]:
+    found = {}
+    for (label, name), migration in MigrationLoader(None).disk_migrations.items():
+        if apps.get_app_config(label).name.startswith("helix_store"):
+            operations = repr(described(migration.operations))
+            found[f"{label}.{name}"] = sha256(operations.encode()).hexdigest()[:16]
+    return found
+
+
+def test_no_migration_has_changed() -> None:
+    assert digests() == DIGESTS
+
+
+def test_a_change_of_what_migrations_share_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = MigrationLoader(None).disk_migrations["helix_store", "0001_sessions"]
+    before = described(session.operations)
+    index = next(each.index for each in session.operations if isinstance(each, AddIndex))
+    monkeypatch.setattr(index, "condition", Q(tenant=""))
+    assert described(session.operations) != before
