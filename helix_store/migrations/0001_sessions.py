@@ -9,6 +9,7 @@ from helix_store.migrations._operations import (
     WholeMigration,
     add_constraints,
     add_fields,
+    checkpoint_key,
     choices,
     parent,
     surrogate_key,
@@ -113,18 +114,7 @@ class Migration(WholeMigration):
                 ("stream_id", IdentifierField(blank=True, max_length=255, null=True)),
                 ("created_at", models.DateTimeField()),
                 ("updated_at", models.DateTimeField()),
-                (
-                    "current",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        editable=False,
-                        null=True,
-                        on_delete=models.DO_NOTHING,
-                        related_name="+",
-                        to="helix_store.checkpoint",
-                    ),
-                ),
+                ("current", checkpoint_key()),
                 ("current_is_checkpoint", models.BooleanField(default=False, editable=False)),
             ],
             options={

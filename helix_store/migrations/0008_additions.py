@@ -17,6 +17,7 @@ from helix_store.migrations._operations import (
     WholeMigration,
     add_constraints,
     add_fields,
+    checkpoint_key,
     choices,
     compress_quickly,
     index_documents,
@@ -200,18 +201,7 @@ class Migration(WholeMigration):
             claim_done_at=models.DateTimeField(blank=True, null=True),
         ),
         migrations.RemoveConstraint(model_name="checkpoint", name=constraint_name("checkpoint_kind_ck")),
-        *add_fields(
-            "checkpoint",
-            base=models.ForeignKey(
-                db_constraint=False,
-                db_index=False,
-                editable=False,
-                null=True,
-                on_delete=models.DO_NOTHING,
-                related_name="+",
-                to="helix_store.checkpoint",
-            ),
-        ),
+        *add_fields("checkpoint", base=checkpoint_key()),
         migrations.AlterField(
             model_name="checkpoint",
             name="kind",

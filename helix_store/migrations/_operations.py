@@ -74,6 +74,19 @@ def parent(model: str, children: str) -> models.Field[Any, Any]:
     )
 
 
+def checkpoint_key() -> models.Field[Any, Any]:
+    """Return the key of a checkpoint that is only followed from its row, and that no deletion changes."""
+    return models.ForeignKey(
+        db_constraint=False,
+        db_index=False,
+        editable=False,
+        null=True,
+        on_delete=models.DO_NOTHING,
+        related_name="+",
+        to="helix_store.checkpoint",
+    )
+
+
 def add_constraints(model: str, *rules: models.Index | models.BaseConstraint) -> Iterator[Operation]:
     """Yield the operations that add indexes and constraints to a table."""
     for rule in rules:

@@ -1,10 +1,10 @@
 from django.db import migrations, models
 from django.db.models import Q
 
-import helix_store.models.fields
 from helix_store.conf import table_name
 from helix_store.migrations._operations import WholeMigration, surrogate_key
 from helix_store.models.constraints import index, unique
+from helix_store.models.fields import IdentifierField, PayloadField
 
 
 class Migration(WholeMigration):
@@ -15,18 +15,15 @@ class Migration(WholeMigration):
             name="LangGraphMemory",
             fields=[
                 ("id", surrogate_key()),
-                (
-                    "tenant",
-                    helix_store.models.fields.IdentifierField(blank=True, default="", max_length=255),
-                ),
-                ("namespace", helix_store.models.fields.IdentifierField(max_length=1024)),
-                ("key", helix_store.models.fields.IdentifierField(blank=True, max_length=765)),
+                ("tenant", IdentifierField(blank=True, default="", max_length=255)),
+                ("namespace", IdentifierField(max_length=1024)),
+                ("key", IdentifierField(blank=True, max_length=765)),
                 ("size_bytes", models.BigIntegerField()),
                 ("ttl_ms", models.BigIntegerField(blank=True, null=True)),
                 ("expires_at", models.DateTimeField(blank=True, null=True)),
                 ("created_at", models.DateTimeField()),
                 ("updated_at", models.DateTimeField()),
-                ("value", helix_store.models.fields.PayloadField()),
+                ("value", PayloadField()),
             ],
             options={
                 "verbose_name": "LangGraph memory",

@@ -2,11 +2,11 @@ from typing import Any
 
 from django.db import migrations, models
 
-import helix_store.contrib.langgraph.vectors.models
-import helix_store.models.fields
 from helix_store.conf import constraint_name, table_name
+from helix_store.contrib.langgraph.vectors.models import VectorField
 from helix_store.migrations._operations import WholeMigration, surrogate_key
 from helix_store.models.constraints import unique
+from helix_store.models.fields import IdentifierField, LongIdentifierField
 
 
 def create_extension(apps: Any, schema_editor: Any) -> None:
@@ -49,15 +49,12 @@ class Migration(WholeMigration):
             name="LangGraphVector",
             fields=[
                 ("id", surrogate_key()),
-                (
-                    "tenant",
-                    helix_store.models.fields.IdentifierField(blank=True, default="", max_length=255),
-                ),
-                ("namespace", helix_store.models.fields.IdentifierField(max_length=1024)),
-                ("key", helix_store.models.fields.IdentifierField(blank=True, max_length=765)),
-                ("path", helix_store.models.fields.LongIdentifierField()),
+                ("tenant", IdentifierField(blank=True, default="", max_length=255)),
+                ("namespace", IdentifierField(max_length=1024)),
+                ("key", IdentifierField(blank=True, max_length=765)),
+                ("path", LongIdentifierField()),
                 ("written_at", models.DateTimeField()),
-                ("embedding", helix_store.contrib.langgraph.vectors.models.VectorField()),
+                ("embedding", VectorField()),
             ],
             options={
                 "verbose_name": "LangGraph vector",
