@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
 from django.contrib import admin, messages
@@ -27,9 +26,9 @@ from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.models import Session
 from helix_store.reports.payloads import start_of
 from helix_store.transfer import DatabaseSource, write_export
+from helix_store.transfer.records import spool
 
 _TITLE_LENGTH: Final = 80
-_IN_MEMORY: Final = 1 << 20
 
 
 class SessionTable(OperatedAdmin):
@@ -121,7 +120,7 @@ def export_sessions(
         return None
     if CONFIRMED not in request.POST:
         return page.confirm_rows(request, EXPORT, EXPORT.form(), sessions, "export_sessions")
-    file = SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  the response closes it
+    file = spool()
     ids = [session.session_id for session in sessions]
     write_export(DatabaseSource(sessions[0]._state.db, tenant=sessions[0].tenant, session_ids=ids), file)
     for session in sessions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
 from django.db.models import Q, QuerySet
@@ -34,13 +35,6 @@ class IncompleteCopy(Exception):
     def __init__(self, problems: list[str]) -> None:
         super().__init__(problems)
         self.problems = problems
-
-
-class _Nowhere:
-    """A file that discards all data. The export itself hashes the data that it writes."""
-
-    def write(self, data: bytes, /) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,9 @@ class TenantCopy:
     def fingerprint(self, db: Database) -> ExportSummary:
         """Return the counts and hash of an export of the tenant, which are equal if the rows are equal."""
         self.say(f"Reading {db.alias!r} to compare…")
-        return write_export(DatabaseSource(db.alias, tenant=db.tenant), _Nowhere())
+        # The export itself hashes the data that it writes.
+        nowhere = SimpleNamespace(write=lambda data: None)
+        return write_export(DatabaseSource(db.alias, tenant=db.tenant), nowhere)
 
     def delete(self, db: Database) -> bool:
         """Delete the rows of the tenant in small transactions; return ``False`` if stopped."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
-from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.base import OF_SESSION, SessionChildAdmin
+from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.columns import column, number
 from helix_store.admin.elements import identifier
 from helix_store.admin.times import stamp
@@ -19,6 +16,7 @@ from helix_store.contrib.openai_agents.models import OpenAIRunState
 class RunStateAdmin(SessionChildAdmin):
     list_display = ("name", "of_session", "answered_by", "until", "resumed", "size", "written_at")
     ordering = ("-pk",)
+    order_of_session = ("session_id", "pk")
     fields = ("name", "of_session", "answered_by", "until", "resumer", "resumed", "size", "written_at")
 
     name = column("state_id", _("run state"), identifier)
@@ -28,6 +26,3 @@ class RunStateAdmin(SessionChildAdmin):
     resumed = column("resumed_at", _("resumed"), stamp)
     size = column("size_bytes", _("bytes"), number)
     written_at = column("created_at", _("created"), stamp)
-
-    def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
-        return ("session_id", "pk") if OF_SESSION in request.GET else self.ordering
