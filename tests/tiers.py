@@ -98,7 +98,10 @@ ON_ONE_DATABASE: Final[tuple[str, ...]] = (
     "tests/doctor",
     "tests/frameworks",
     "tests/security/test_admin_permissions.py",
-    "tests/shards",
+    "tests/shards/test_cleanup.py",
+    "tests/shards/test_commands.py",
+    "tests/shards/test_moves.py",
+    "tests/shards/test_moves_beside_others.py",
     "tests/transfer",
 )
 """Files and folders that the quick tier runs on PostgreSQL only."""
