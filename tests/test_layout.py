@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "helix_store"
 
-MOST_LINES = 59_125
+MOST_LINES = 59_126
 """Lower it whenever a change allows. Raise it for a feature that is worth its lines."""
 
 PUBLIC_NAMES = {

@@ -239,7 +239,8 @@ def mark_of_end(user: Any, digest: str) -> str:
     """Return the mark with which a page proves that it has shown a user the end of a long input. It belongs
     to the user, and to the digest of the call.
     """
-    return salted_hmac("helix_store.actions.mark_of_end", f"{user.pk} {digest}").hexdigest()
+    salt = "helix_store.actions.mark_of_end"
+    return salted_hmac(salt, f"{user.pk} {digest}", algorithm="sha256").hexdigest()
 
 
 def _arguments(answer: str, given: Mapping[str, Any]) -> dict[str, Any]:
