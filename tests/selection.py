@@ -20,7 +20,15 @@ from typing import Any, Final
 import pytest
 
 from tests.databases import ALIASES
-from tests.tiers import LEFT_OUT, ON_ONE_DATABASE, SAMPLED_ON_SQLITE, Tier, is_below, is_left_out
+from tests.tiers import (
+    LEFT_OUT,
+    ON_ONE_DATABASE,
+    SAMPLED_ON_EACH_DATABASE,
+    SAMPLED_ON_SQLITE,
+    Tier,
+    is_below,
+    is_left_out,
+)
 
 __all__ = [
     "Variant",
@@ -191,7 +199,10 @@ def _is_chosen(collector: pytest.Module | pytest.Class, name: str) -> bool:
 def _is_rest(config: pytest.Config, item: pytest.Item) -> bool:
     path = _from_root(item.path)
     values: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    if "sqlite" in values.values() and _PREFERRED != "sqlite" and is_below(path, SAMPLED_ON_SQLITE):
+    database = next((each for each in values.values() if each in ("sqlite", "postgres")), None)
+    if (database is not None and is_below(path, SAMPLED_ON_EACH_DATABASE)) or (
+        database == "sqlite" != _PREFERRED and is_below(path, SAMPLED_ON_SQLITE)
+    ):
         return is_in_sample(config, item.nodeid, 3)
     chosen = next((values[name] for name in _DATABASE_FIXTURES if name in values), _PREFERRED)
     if not is_below(path, ON_ONE_DATABASE) or is_left_out(path) or chosen != _PREFERRED:

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["LEFT_OUT", "ON_ONE_DATABASE", "SAMPLED_ON_SQLITE", "Tier", "is_below", "is_left_out"]
+__all__ = [
+    "LEFT_OUT",
+    "ON_ONE_DATABASE",
+    "SAMPLED_ON_EACH_DATABASE",
+    "SAMPLED_ON_SQLITE",
+    "Tier",
+    "is_below",
+    "is_left_out",
+]
 
 
 class Tier(StrEnum):
@@ -95,6 +103,7 @@ ON_ONE_DATABASE: Final[tuple[str, ...]] = (
     "tests/catalogue",
     "tests/checkpointers",
     "tests/commands",
+    "tests/concurrency/test_fencing.py",
     "tests/doctor",
     "tests/frameworks",
     "tests/security/test_admin_permissions.py",
@@ -113,8 +122,8 @@ SAMPLED_ON_SQLITE: Final[tuple[str, ...]] = (
     "tests/checkpointers/test_concurrent_writers.py",
     "tests/cleanup/test_killed_runs.py",
     "tests/commands",
+    "tests/concurrency/test_fencing.py",
     "tests/contract/test_payload_round_trips.py",
-    "tests/database/test_failing_statements.py",
     "tests/doctor",
     "tests/example",
     "tests/faults/test_killed_writers.py",
@@ -125,16 +134,24 @@ SAMPLED_ON_SQLITE: Final[tuple[str, ...]] = (
     "tests/plans/test_new_tenants.py",
     "tests/security/test_admin_lookups.py",
     "tests/security/test_admin_permissions.py",
-    "tests/security/test_admin_wrong_shapes.py",
-    "tests/security/test_bounds.py",
-    "tests/security/test_wrong_shapes.py",
     "tests/shards",
     "tests/transfer/test_memory.py",
 )
 """Files and folders of which the rest runs one test in three on SQLite, and all on PostgreSQL.
 
-They test what is built on the stores; races, which SQLite excludes by having one writer at a time; and the
-same steps for each of many values, statements or moments.
+They test what is built on the stores, or races, which SQLite excludes by having one writer at a time.
+"""
+
+SAMPLED_ON_EACH_DATABASE: Final[tuple[str, ...]] = (
+    "tests/database/test_failing_statements.py",
+    "tests/security/test_admin_wrong_shapes.py",
+    "tests/security/test_bounds.py",
+    "tests/security/test_wrong_shapes.py",
+    "tests/shards/test_copies_beside_writers.py",
+)
+"""Files of which the rest runs one test in three on each database, and all in memory.
+
+They take the same steps for each of many columns, arguments or statements.
 """
 
 
