@@ -55,7 +55,8 @@ def digests() -> dict[str, str]:
 
 
 def test_no_migration_has_changed() -> None:
-    assert digests() == DIGESTS
+    # Settings may leave an app out.
+    assert {**DIGESTS, **digests()} == DIGESTS
 
 
 def test_a_change_of_what_migrations_share_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
