@@ -75,7 +75,7 @@ def parent(model: str, children: str) -> models.Field[Any, Any]:
 
 
 def checkpoint_key() -> models.Field[Any, Any]:
-    """Return the key of a checkpoint that is only followed from its row, and that no deletion changes."""
+    """Return the key of a checkpoint that keeps its value if the checkpoint is deleted."""
     return models.ForeignKey(
         db_constraint=False,
         db_index=False,
