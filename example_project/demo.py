@@ -47,8 +47,8 @@ class TripSummary:
             "runs": self.run_count,
             "steps": self.state.step_count,
             "messages": self.state.message_count,
-            "tokens": self.spent.tokens.total,
-            "cost_usd": f"{self.spent.cost_usd:.4f}",
+            "tree_tokens": self.spent.tokens.total,
+            "tree_cost_usd": f"{self.spent.cost_usd:.4f}",
         }
 
 

@@ -34,6 +34,7 @@ INSTALLED_APPS = [
     "helix_store.contrib.strands",
     "helix_store.contrib.google_adk",
     "helix_store.contrib.agent_framework",
+    "helix_store.contrib.chat",
     "example_project",
 ]
 

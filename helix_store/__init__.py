@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from helix_store.checkpointers.graph.types import GraphCheckpoint as GraphCheckpoint
     from helix_store.checkpointers.graph.types import GraphSession as GraphSession
     from helix_store.checkpointers.graph.types import StoredMessage as StoredMessage
-    from helix_store.checkpointers.snapshots.rules import CheckpointMeta as CheckpointMeta
+    from helix_store.checkpointers.snapshots import CheckpointMeta as CheckpointMeta
     from helix_store.cleanup import CleanupSummary as CleanupSummary
     from helix_store.cleanup import erase as erase
     from helix_store.cleanup import expired_session_cleanup as expired_session_cleanup
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from helix_store.core.budgets import BudgetStatus as BudgetStatus
     from helix_store.core.contracts import StateStore as StateStore
     from helix_store.core.contracts import UsageStore as UsageStore
+    from helix_store.core.effects import Effect as Effect
+    from helix_store.core.effects import EffectPage as EffectPage
     from helix_store.core.ids import new_id as new_id
     from helix_store.core.limits import Limits as Limits
-    from helix_store.core.locks import LockInfo as LockInfo
     from helix_store.core.manager_contracts import LockManager as LockManager
     from helix_store.core.merging import merge_changes as merge_changes
     from helix_store.core.patches import apply_patches as apply_patches
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from helix_store.core.types import CheckpointPage as CheckpointPage
     from helix_store.core.types import CheckpointSource as CheckpointSource
     from helix_store.core.types import InterruptRequest as InterruptRequest
+    from helix_store.core.types import LockInfo as LockInfo
     from helix_store.core.types import Message as Message
     from helix_store.core.types import MessagePage as MessagePage
     from helix_store.core.types import PendingToolCall as PendingToolCall
@@ -69,12 +71,15 @@ if TYPE_CHECKING:
     from helix_store.core.usage import UsagePage as UsagePage
     from helix_store.core.usage import UsageRollup as UsageRollup
     from helix_store.retention import prune_streams as prune_streams
-    from helix_store.sessions.database.posts import announce_due_posts as announce_due_posts
+    from helix_store.sessions.messages import announce_due_posts as announce_due_posts
+    from helix_store.signals import effect_unknown as effect_unknown
     from helix_store.signals import session_answered as session_answered
     from helix_store.signals import session_expired as session_expired
     from helix_store.signals import session_failed as session_failed
     from helix_store.signals import session_finished as session_finished
     from helix_store.signals import session_posted as session_posted
+    from helix_store.signals import session_ready as session_ready
+    from helix_store.signals import session_waiting as session_waiting
     from helix_store.stores import DatabaseBudgetStore as DatabaseBudgetStore
     from helix_store.stores import DatabaseLockManager as DatabaseLockManager
     from helix_store.stores import DatabaseStateStore as DatabaseStateStore
@@ -93,7 +98,12 @@ if TYPE_CHECKING:
     from helix_store.stores import Step as Step
     from helix_store.stores import Store as Store
     from helix_store.stores import Turn as Turn
-    from helix_store.streams.writer import StreamWriter as StreamWriter
+    from helix_store.stores.conditions import StuckSession as StuckSession
+    from helix_store.stores.conditions import aannounce_ready as aannounce_ready
+    from helix_store.stores.conditions import afind_stuck as afind_stuck
+    from helix_store.stores.conditions import announce_ready as announce_ready
+    from helix_store.stores.conditions import find_stuck as find_stuck
+    from helix_store.streams.manager import StreamWriter as StreamWriter
     from helix_store.workspaces import StorageWorkspaceProvider as StorageWorkspaceProvider
     from helix_store.workspaces import WorkspaceProvider as WorkspaceProvider
 
@@ -107,29 +117,34 @@ _NAMES_BY_HOME: Final = {
     "helix_store.checkpointers": """
         Claim GraphCheckpointStore InMemorySnapshotCheckpointer SnapshotCheckpointer""",
     "helix_store.checkpointers.graph.types": "GraphCheckpoint GraphSession StoredMessage",
-    "helix_store.checkpointers.snapshots.rules": "CheckpointMeta",
+    "helix_store.checkpointers.snapshots": "CheckpointMeta",
     "helix_store.cleanup": "CleanupSummary erase expired_session_cleanup",
     "helix_store.retention": "prune_streams",
     "helix_store.workspaces": "StorageWorkspaceProvider WorkspaceProvider",
     "helix_store.core.approvals": "ApprovedCall call_digest",
     "helix_store.core.budgets": "Budget BudgetStatus",
     "helix_store.core.contracts": "StateStore UsageStore",
+    "helix_store.core.effects": "Effect EffectPage",
     "helix_store.core.ids": "new_id",
     "helix_store.core.limits": "Limits",
-    "helix_store.core.locks": "LockInfo",
     "helix_store.core.manager_contracts": "LockManager",
     "helix_store.core.merging": "merge_changes",
     "helix_store.core.patches": "apply_patches",
     "helix_store.core.streams": "StoredChunk StreamInfo",
     "helix_store.core.posts": "DuePost Post PostPage",
     "helix_store.core.types": """
-        UNSET Checkpoint CheckpointPage CheckpointSource InterruptRequest Message MessagePage PendingToolCall
-        Run RunStatus SessionHead SessionMode SessionPage SessionState SessionStatus StagedChanges
-        StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef Submission UsageKind""",
+        UNSET Checkpoint CheckpointPage CheckpointSource InterruptRequest LockInfo Message MessagePage
+        PendingToolCall Run RunStatus SessionHead SessionMode SessionPage SessionState SessionStatus
+        StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef Submission
+        UsageKind""",
     "helix_store.core.usage": "UsageBucket UsageEntry UsagePage UsageRollup",
-    "helix_store.sessions.database.posts": "announce_due_posts",
-    "helix_store.signals": "session_answered session_expired session_failed session_finished session_posted",
-    "helix_store.streams.writer": "StreamWriter",
+    "helix_store.sessions.messages": "announce_due_posts",
+    "helix_store.signals": """
+        effect_unknown session_answered session_expired session_failed session_finished session_posted
+        session_ready session_waiting""",
+    "helix_store.stores.conditions": """
+        StuckSession aannounce_ready afind_stuck announce_ready find_stuck""",
+    "helix_store.streams.manager": "StreamWriter",
 }
 _HOMES: Final = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}
 

@@ -9,17 +9,19 @@ class HelixStoreConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from helix_store import checks  # noqa: F401  registers the system checks
-        from helix_store.budgets import tables as budgets
+        from helix_store import (
+            budgets,
+            checks,  # noqa: F401  registers the system checks
+            items,
+            locks,
+        )
         from helix_store.catalogue import register_table
-        from helix_store.engine.connections import watch_requests
-        from helix_store.engine.forks import watch_connections
-        from helix_store.items import tables as items
-        from helix_store.locks import tables as locks
+        from helix_store.engine.database import watch_requests
+        from helix_store.engine.threads import watch_connections
         from helix_store.migrations._plans import prepare_plan
-        from helix_store.sessions import tables as sessions
-        from helix_store.streams import tables as streams
-        from helix_store.usage import tables as usage
+        from helix_store.sessions import heads as sessions
+        from helix_store.streams import chunks as streams
+        from helix_store.usage import ledger as usage
 
         # The models are listed in the order in which writers lock their rows.
         for app in (sessions, locks, budgets, streams, items, usage):

@@ -15,8 +15,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from helix_store.core.limits import Limits
-from helix_store.core.retention import RetentionPolicy
 from helix_store.core.streams import StreamOptions
+from helix_store.core.types import RetentionPolicy
 
 DEFAULTS: Final[dict[str, Any]] = {
     "TABLE_PREFIX": "helix_store_",
@@ -32,12 +32,25 @@ DEFAULTS: Final[dict[str, Any]] = {
     "FAST_PATHS": True,
     "ROW_LEVEL_SECURITY": False,
     "RUN_ERROR_DETAILS": True,
+    "TOMBSTONE_DAYS": 30,
+    "CHAT_THREADS": 8,
+    "CHAT_FLUSH_MS": 40,
+    "ANSWER_PAGES": False,
 }
+
+TENANT_POLICY: Final = "helix_store_tenant"
+"""The policy on each table. Do not rename it: old policies would stay in databases."""
+
+TENANT_VARIABLE: Final = "helix_store.tenant"
+"""The value holds a colon and the tenant, because the default tenant and an unset variable are both empty."""
 
 _DEFAULT_LIMITS: Final = Limits()
 
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _POSTGRES_NAME_LENGTH = 63
+_MOST_DAYS: Final = 36_500
+_MOST_THREADS: Final = 1_000
+_LONGEST_FLUSH_MS: Final = 10_000
 _LONGEST_SUFFIX = len("interrupt_request_id_seq")
 
 
@@ -140,6 +153,41 @@ def _form(is_fast: bool, is_distributed: bool) -> Form:
 def run_error_details() -> bool:
     """Return whether a failed run keeps the message and traceback of its exception, not only the type."""
     return get("RUN_ERROR_DETAILS") is True
+
+
+def tombstone_days() -> float:
+    """Return the number of days for which an erased session's id is not created by a write; 0 for never."""
+    days = get("TOMBSTONE_DAYS")
+    if type(days) not in (int, float) or not 0 <= days <= _MOST_DAYS:
+        raise ImproperlyConfigured(
+            f'HELIX_STORE["TOMBSTONE_DAYS"] must be a number of days between 0 and {_MOST_DAYS}.'
+        )
+    return float(days)
+
+
+def chat_threads() -> int:
+    """Return the number of threads that drive the chats of a process, unless a chat has its own runner."""
+    threads = get("CHAT_THREADS")
+    if type(threads) is not int or not 1 <= threads <= _MOST_THREADS:
+        raise ImproperlyConfigured(
+            f'HELIX_STORE["CHAT_THREADS"] must be a whole number from 1 to {_MOST_THREADS}.'
+        )
+    return threads
+
+
+def chat_flush_ms() -> int:
+    """Return the milliseconds for which a chat collects what an agent says before it writes it."""
+    milliseconds = get("CHAT_FLUSH_MS")
+    if type(milliseconds) is not int or not 0 <= milliseconds <= _LONGEST_FLUSH_MS:
+        raise ImproperlyConfigured(
+            f'HELIX_STORE["CHAT_FLUSH_MS"] must be a whole number from 0 to {_LONGEST_FLUSH_MS}.'
+        )
+    return milliseconds
+
+
+def answer_pages() -> bool:
+    """Return whether `helix_store.urls` serves pages on which people answer approvals."""
+    return get("ANSWER_PAGES") is True
 
 
 def is_citus(database: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ payload text, connection strings or the database's DETAIL.
 
 from __future__ import annotations
 
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, ClassVar, Final, Literal
 
@@ -14,6 +15,7 @@ __all__ = [
     "BudgetExceeded",
     "CheckpointNotFound",
     "ConflictError",
+    "EffectUnknown",
     "FencedOutError",
     "HelixStoreError",
     "IdempotencyConflict",
@@ -33,6 +35,7 @@ __all__ = [
     "RunNotFound",
     "SessionBusy",
     "SessionEnded",
+    "SessionErased",
     "SessionExists",
     "SessionNotFound",
     "StaleStateError",
@@ -45,6 +48,7 @@ __all__ = [
     "StreamTruncated",
     "TenantMoved",
     "TurnInterrupted",
+    "UnsupportedIsolation",
 ]
 
 Applied = Literal["no", "yes", "unknown"]
@@ -190,16 +194,21 @@ class NotPermitted(HelixStoreError):
     code = "not_permitted"
     tool_call_id: str
     reason: Literal["permission", "requester"]
+    permission: str | None
 
-    def __init__(self, tool_call_id: str, reason: Literal["permission", "requester"]) -> None:
+    def __init__(
+        self, tool_call_id: str, reason: Literal["permission", "requester"], permission: str | None = None
+    ) -> None:
+        named = "its permission" if permission is None else f"the permission {shown_id(permission)}"
         needed = {
-            "permission": "it needs an active Django user with its permission",
+            "permission": f"it needs an active Django user with {named}",
             "requester": "it needs an actor who has not requested it",
         }
         super().__init__(
             f"This actor may not answer the call {shown_id(tool_call_id)}: {needed[reason]}.",
             tool_call_id=tool_call_id,
             reason=reason,
+            permission=permission,
         )
 
 
@@ -219,18 +228,20 @@ class NotApproved(ConflictError):
 
 
 class ApprovalUsed(ConflictError):
-    """A committed step has used this approval; ask for another one."""
+    """A committed step or an effect has used this approval; ask for another one."""
 
     code = "approval_used"
     tool_call_id: str
-    step_id: str
+    step_id: str | None
+    effect_id: str | None
 
-    def __init__(self, tool_call_id: str, step_id: str) -> None:
+    def __init__(self, tool_call_id: str, step_id: str | None = None, effect_id: str | None = None) -> None:
+        user = f"step {shown_id(step_id or '')}" if effect_id is None else f"effect {shown_id(effect_id)}"
         super().__init__(
-            f"The step {shown_id(step_id)} has used the approval of the call {shown_id(tool_call_id)}; "
-            "ask for another one.",
+            f"The {user} has used the approval of the call {shown_id(tool_call_id)}; ask for another one.",
             tool_call_id=tool_call_id,
             step_id=step_id,
+            effect_id=effect_id,
         )
 
 
@@ -244,6 +255,26 @@ class SessionEnded(ConflictError):
     def __init__(self, session_id: str, status: str) -> None:
         super().__init__(
             f"The session {shown_id(session_id)} is {status} and accepts no posts; nothing was stored.",
+            session_id=session_id,
+            status=status,
+        )
+
+
+class SessionErased(SessionEnded):
+    """The session was erased, and a write must not create it again; nothing was stored.
+
+    Until a cleanup deletes the tombstone of the erasure, only `create_session` of the store, or an adapter
+    that was made with ``recreate=True``, uses the id again.
+    """
+
+    code = "session_erased"
+
+    def __init__(self, session_id: str, status: str = "erased") -> None:
+        HelixStoreError.__init__(
+            self,
+            f"The session {shown_id(session_id)} was erased, and a write must not create it again; nothing "
+            "was stored. To use the id again, create the session explicitly, or pass recreate=True to the "
+            "adapter.",
             session_id=session_id,
             status=status,
         )
@@ -330,6 +361,35 @@ class BudgetExceeded(TurnInterrupted):
     @property
     def reason(self) -> str:  # type: ignore[override]  # read-only here
         return f"budget:{self.name}"
+
+
+class EffectUnknown(TurnInterrupted):
+    """Nobody knows whether this effect happened; settle it, or pass ``retry=True`` or ``reconcile``.
+
+    ``started_at`` is the start of its last attempt.
+    """
+
+    code = "effect_unknown"
+    kind = "effect"
+    effect_id: str
+    tool_name: str
+    started_at: datetime
+
+    def __init__(self, effect_id: str, tool_name: str, started_at: datetime) -> None:
+        named = f" ({tool_name})" if tool_name else ""
+        HelixStoreError.__init__(
+            self,
+            f"Nobody knows whether the effect {shown_id(effect_id)}{named} happened: it began at "
+            f"{started_at:%Y-%m-%d %H:%M:%S} UTC, and no result is stored. Settle it with settle_effect() or "
+            "in the admin.",
+            effect_id=effect_id,
+            tool_name=tool_name,
+            started_at=started_at,
+        )
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]  # read-only here
+        return f"effect:{self.effect_id}"
 
 
 # --- Refused input ---------------------------------------------------------------------------------
@@ -467,6 +527,16 @@ class OutsideTransaction(HelixStoreError):
     """
 
     code = "outside_transaction"
+
+
+class UnsupportedIsolation(HelixStoreError):
+    """The caller's atomic() block has an isolation level above READ COMMITTED; make the call outside of it.
+
+    The call depends on rows that others may have committed since the snapshot of the block, and that no lock
+    reveals. Nothing was written.
+    """
+
+    code = "unsupported_isolation"
 
 
 class StoreFull(HelixStoreError):

@@ -10,13 +10,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from django.dispatch import Signal
 
 from helix_store.core.types import SESSION_EXPIRED, SessionStatus
 
-__all__ = ["session_answered", "session_expired", "session_failed", "session_finished", "session_posted"]
+__all__ = [
+    "effect_unknown",
+    "session_answered",
+    "session_expired",
+    "session_failed",
+    "session_finished",
+    "session_posted",
+    "session_ready",
+    "session_waiting",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -34,6 +43,21 @@ session_expired = Signal()
 
 session_posted = Signal()
 """A post of the session is due. A receiver also gets ``post_id`` and ``author``."""
+
+effect_unknown = Signal()
+"""A turn or a handle has found an effect of which nobody knows whether it happened (`EffectUnknown`). A
+receiver also gets ``effect_id``.
+"""
+
+session_waiting = Signal()
+"""Calls of the session have been opened. A receiver also gets their ids as ``tool_call_ids``, a list, and
+``root_session_id``.
+"""
+
+session_ready = Signal()
+"""A turn can go on although nothing has arrived. A receiver also gets ``reason``: ``abandoned``, ``budget``,
+``effect``, or ``again`` if a person asked for it.
+"""
 
 EXPIRY_SIGNALS: Final = (session_failed, session_expired)
 
@@ -64,7 +88,7 @@ def announce(
     signals: Sequence[Signal],
     *,
     tenant: str | None = None,
-    **details: str | None,
+    **details: Any,
 ) -> None:
     """Send signals after the commit of the open transaction, or immediately if there is none.
 
@@ -77,7 +101,7 @@ def announce(
 
 
 def send_signals(
-    alias: str | None, *, signals: Iterable[Signal], session_id: str, tenant: str, **details: str | None
+    alias: str | None, *, signals: Iterable[Signal], session_id: str, tenant: str, **details: Any
 ) -> None:
     """Send signals of one session without letting any error of a receiver reach the caller."""
     for signal in signals:

@@ -70,14 +70,15 @@ def serving(
     database: CommittedDatabase,
     *,
     settings: str = "example_project.settings",
+    application: str = "example_project.asgi:application",
     port: int = 0,
     **environment: str,
 ) -> Iterator[AsgiServer]:
-    """The example project, by default on a free port."""
+    """The example project or another application, by default on a free port."""
     application_name = f"server-{uuid.uuid4().hex}"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "uvicorn", "example_project.asgi:application"),
+            *(sys.executable, "-m", "uvicorn", application),
             *("--port", str(port), "--no-access-log", "--lifespan", "off", "--log-level", "info"),
         ],
         cwd=_ROOT,

@@ -8,8 +8,11 @@ The marker ``django_db`` of pytest-django works too.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
@@ -29,7 +32,7 @@ from tests.databases import (
     fresh_tenant,
     stop_keep_alives,
 )
-from tests.postgres import PostgresCluster
+from tests.postgres import NOT_DURABLE, PostgresCluster, folder_in_memory
 from tests.selection import (
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -59,6 +62,10 @@ __all__ = [
     "pytest_terminal_summary",
 ]
 
+# The run starts hundreds of interpreters. Without the cache, each of them would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # No test is about the time that it takes: machines are shared, and how fast examples are made is no property.
 settings_of_hypothesis.register_profile(
     "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -74,6 +81,18 @@ _SHARING_FIXTURES: Final = (
     "tests/shards/",
 )
 """Folders and files whose fixtures take long: one worker makes them for all of their tests."""
+_LEAVING_CONNECTIONS_AS_THEY_WERE: Final = (
+    "tests/adapters/",
+    "tests/admin/",
+    "tests/checkpointers/",
+    "tests/commands/",
+    "tests/contract/",
+    "tests/frameworks/",
+    "tests/handles/",
+    "tests/items/",
+    "tests/usage/",
+)
+"""Folders whose tests create nothing that lasts as long as a connection, and change none of its settings."""
 _CLUSTER = pytest.StashKey[PostgresCluster]()
 
 
@@ -117,7 +136,7 @@ def _start_server(config: pytest.Config) -> str | None:
     if settings.POSTGRES_URL:
         return str(settings.POSTGRES_URL)
     if _CLUSTER not in config.stash:
-        config.stash[_CLUSTER] = PostgresCluster().start()
+        config.stash[_CLUSTER] = PostgresCluster(options=NOT_DURABLE).start()
         os.environ["HELIX_TEST_POSTGRES_URL"] = config.stash[_CLUSTER].url
     return config.stash[_CLUSTER].url
 
@@ -132,11 +151,15 @@ def server_address(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def sqlite_file(django_db_keepdb: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+def sqlite_file(django_db_keepdb: bool) -> Iterator[None]:
     """Each run and worker has an SQLite file of its own, unless ``--reuse-db`` wants to find it again."""
     database = settings.DATABASES["default"]
-    if "sqlite" in ALIASES and not django_db_keepdb:
-        database["TEST"]["NAME"] = tmp_path_factory.mktemp("databases") / "helix.sqlite3"
+    if "sqlite" not in ALIASES or django_db_keepdb:
+        yield
+        return
+    with TemporaryDirectory(prefix="helix-sqlite-", dir=folder_in_memory()) as folder:
+        database["TEST"]["NAME"] = Path(folder) / "helix.sqlite3"
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -183,10 +206,10 @@ def alias(request: pytest.FixtureRequest) -> str:
     return ALIASES[request.param]
 
 
-@pytest.fixture(scope="session")
-def keeps_connections() -> bool:
-    """Whether connections outlive a test. Override it in folders whose tests leave them as they were."""
-    return False
+@pytest.fixture
+def keeps_connections(request: pytest.FixtureRequest) -> bool:
+    """Whether connections outlive the test."""
+    return bool(request.node.nodeid.startswith(_LEAVING_CONNECTIONS_AS_THEY_WERE))
 
 
 @contextmanager

@@ -72,11 +72,16 @@ def delete_all_rows(alias: str) -> None:
     DELETE and not TRUNCATE: for tables of a few rows it takes a fraction of the time on PostgreSQL.
     The foreign keys are checked at the commit, so the order does not matter.
     """
+    registered = [table.model for table in registered_tables()]
+    models = (*apps.get_app_config("helix_store").get_models(include_auto_created=True), *registered)
+    tables = [connections[alias].ops.quote_name(each._meta.db_table) for each in models if each._meta.managed]
+    statements = [f"DELETE FROM {table}" for table in tables]
+    if connections[alias].vendor == "postgresql":
+        # The driver of SQLite takes one statement at a time.
+        statements = ["; ".join(statements)]
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-        registered = [table.model for table in registered_tables()]
-        for model in (*apps.get_app_config("helix_store").get_models(include_auto_created=True), *registered):
-            if model._meta.managed:
-                cursor.execute(f"DELETE FROM {connections[alias].ops.quote_name(model._meta.db_table)}")
+        for statement in statements:
+            cursor.execute(statement)
 
 
 def forget_statistics(alias: str) -> None:
@@ -114,7 +119,8 @@ def stop_keep_alives() -> None:
 def close_connections(*, only_unclean: bool = False) -> None:
     """Close the connections of this thread and of the thread in which async tests run their database code.
 
-    ``only_unclean`` keeps those that are outside of any transaction.
+    ``only_unclean`` keeps those to PostgreSQL that are outside of any transaction; SQLite's cost nothing to
+    open, and some tests change their settings.
     """
     close = _close_unclean if only_unclean else connections.close_all
     close()
@@ -123,5 +129,6 @@ def close_connections(*, only_unclean: bool = False) -> None:
 
 def _close_unclean() -> None:
     for connection in connections.all(initialized_only=True):
-        if connection.in_atomic_block or not connection.get_autocommit() or connection.errors_occurred:
+        is_clean = connection.autocommit and not (connection.in_atomic_block or connection.errors_occurred)
+        if connection.vendor == "sqlite" or not is_clean:
             connection.close()

@@ -27,7 +27,7 @@ from helix_store.core.types import (
     UsageKind,
 )
 from helix_store.models import CheckpointKind
-from helix_store.sessions.layout import EncodedState, encode_state
+from helix_store.sessions.state import EncodedState, encode_state
 
 __all__ = [
     "CheckpointFactory",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from helix_store.doctor.checks import Scope
-from helix_store.doctor.findings import Fault
+from helix_store.doctor.findings import Fault, Scope
 from helix_store.doctor.invariants import INVARIANTS
 from helix_store.engine.database import Database
 from tests.databases import CommittedDatabase

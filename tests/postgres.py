@@ -19,10 +19,23 @@ from urllib.parse import quote, urlencode
 
 import psutil
 
-__all__ = ["SUPPORTED_MAJORS", "PostgresCluster", "PostgresFailed", "PostgresStandby", "installed_program"]
+__all__ = [
+    "NOT_DURABLE",
+    "SUPPORTED_MAJORS",
+    "PostgresCluster",
+    "PostgresFailed",
+    "PostgresStandby",
+    "folder_in_memory",
+    "installed_program",
+]
 
 SUPPORTED_MAJORS: Final = {16: "pginstall", 18: "pginstall18"}
 
+NOT_DURABLE: Final = {"fsync": "off", "full_page_writes": "off"}
+"""Options of a server that no test crashes: it does not wait for the disk."""
+
+_IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  each cluster has a folder in it for its user alone
+_ROOM_IN_MEMORY: Final = 4 * 1024**3
 _UNPRIVILEGED_USER: Final = "nobody"
 _START_ATTEMPTS: Final = 5
 
@@ -34,6 +47,17 @@ rm -rf "$1"
 """
 
 
+def folder_in_memory() -> Path | None:
+    """Return a folder whose files are in memory, if the machine has one with room for databases.
+
+    The server's programs may be copied there, so they must be allowed to run.
+    """
+    if not _IN_MEMORY.is_dir() or os.statvfs(_IN_MEMORY).f_flag & os.ST_NOEXEC:
+        return None
+    room = min(shutil.disk_usage(_IN_MEMORY).free, psutil.virtual_memory().available)
+    return _IN_MEMORY if room >= _ROOM_IN_MEMORY else None
+
+
 class PostgresFailed(RuntimeError):
     """PostgreSQL could not be set up; the message ends with what the program printed."""
 
@@ -41,6 +65,8 @@ class PostgresFailed(RuntimeError):
 class PostgresCluster:
     """One PostgreSQL server with durable defaults in a temporary directory.
 
+    Its files are in the folder that ``HELIX_TEST_POSTGRES_DIRECTORY`` names; without it, a server with the
+    options `NOT_DURABLE` has them in memory, if it can.
     It listens on a Unix socket in a directory that only its user can enter (no password) and on a free
     loopback port (password). ``stop()`` or the end of this process, killed or not, stops and deletes it.
     Usable as a context manager.
@@ -149,7 +175,9 @@ class PostgresCluster:
 
     def _create(self) -> None:
         installation = _installation(self.major)
-        parent = os.environ.get("HELIX_TEST_POSTGRES_DIRECTORY")
+        parent: str | Path | None = os.environ.get("HELIX_TEST_POSTGRES_DIRECTORY")
+        if parent is None and self._options.items() >= NOT_DURABLE.items():
+            parent = folder_in_memory()
         self._directory = Path(tempfile.mkdtemp(prefix="helix-postgres-", dir=parent))
         password_file = self.directory / "password"
         password_file.write_text(self.password)

@@ -3,28 +3,31 @@
 Without arguments pytest runs the quick tier. ``--all`` runs everything, ``--rest`` what the quick tier leaves
 out, and a run that names files or tests runs all of what it names.
 
-A contract suite runs in full once on each back end. A variant of a back end (in the caller's transaction,
-behind a pooler) runs the parts in which it differs, and a sample of the others. The sample changes with every
-run. The header prints its seed; ``--seed`` repeats it, and ``--unsampled`` runs the variants in full.
-``--shuffle`` changes the order of the tests, by the same seed.
+A contract suite runs in full once on each back end; what is above the back ends runs on one database. A
+variant of a back end (in the caller's transaction, behind a pooler) runs the tests in which it differs, and
+a sample of the others. The sample changes with every run. The header prints its seed; ``--seed`` repeats it,
+and ``--unsampled`` runs the variants in full.
+``--shuffle`` changes the order of the tests, by the same seed. The quick tier generates 25 examples where the
+others generate 100.
 """
 
 from __future__ import annotations
 
+import inspect
 import random
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import settings
 
 from tests.databases import ALIASES
 from tests.tiers import (
     LEFT_OUT,
     ON_ONE_DATABASE,
-    SAMPLED_ON_EACH_DATABASE,
-    SAMPLED_ON_SQLITE,
     Tier,
     is_below,
     is_left_out,
@@ -41,6 +44,7 @@ __all__ = [
     "pytest_ignore_collect",
     "pytest_pycollect_makeitem",
     "pytest_terminal_summary",
+    "refuses_a_write",
     "selection_header",
 ]
 
@@ -53,10 +57,27 @@ _DATABASE_FIXTURES: Final = ("alias", "pair_of_aliases")
 
 @dataclass(frozen=True)
 class Variant:
-    """What a variant of a contract suite runs: parts in full, and one in ``one_in`` of the other tests."""
+    """What a variant of a contract suite runs, besides one in ``one_in`` of the other tests."""
 
     differs_in: tuple[type, ...] = ()
+    """Parts of the suite."""
+    differs_where: Callable[[frozenset[str]], bool] = lambda names: False
+    """Tests of other parts, by the names that their code uses."""
     one_in: int = 20
+    never: str = ""
+    """A name: tests that use it show nothing here."""
+
+    def has(self, part: type, test: Callable[..., Any]) -> bool | None:
+        """Return whether a test runs always, never or (``None``) as part of the sample."""
+        names = frozenset(inspect.unwrap(test).__code__.co_names)
+        if self.never in names:
+            return False
+        return part in self.differs_in or self.differs_where(names) or None
+
+
+def refuses_a_write(names: frozenset[str]) -> bool:
+    """Whether storage refuses something in a test that uses these names."""
+    return "raises" in names and "storage_untouched" not in names
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,6 +99,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.tier is None:
         names_tests = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
         config.option.tier = str(Tier.ALL if names_tests else Tier.QUICK)
+    if config.option.tier == Tier.QUICK:
+        settings.register_profile("quick", settings.get_profile("shared machine"), max_examples=25)
+        settings.load_profile("quick")
     if config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(10_000)
     config.option.seed = getattr(config, "workerinput", {}).get("seed", config.option.seed)
@@ -122,12 +146,17 @@ def pytest_pycollect_makeitem(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test on one database where a second one would show nothing more."""
     fixture = next((name for name in _DATABASE_FIXTURES if name in metafunc.fixturenames), None)
-    if fixture is None:
+    if fixture is None or any(
+        mark.args[0] == fixture for mark in metafunc.definition.iter_markers("parametrize")
+    ):
         return
     part = metafunc.cls and _part_with(metafunc.cls, metafunc.function.__name__)
     is_quick = metafunc.config.option.tier == Tier.QUICK
-    if part in getattr(metafunc.cls, "same_on_each_database", ()) or (
-        is_quick and is_below(_from_root(Path(metafunc.module.__file__ or "")), ON_ONE_DATABASE)
+    is_variant = hasattr(metafunc.cls, "variant") and part.__module__.startswith(_SUITES)
+    if (
+        part in getattr(metafunc.cls, "same_on_each_database", ())
+        or is_variant
+        or (is_quick and is_below(_from_root(Path(metafunc.module.__file__ or "")), ON_ONE_DATABASE))
     ):
         # A marker replaces the parameters of a fixture.
         chosen = pytest.mark.parametrize(fixture, [_PREFERRED], indirect=True)
@@ -185,25 +214,24 @@ def _part_with(cls: type, name: str) -> type:
 
 
 def _is_chosen(collector: pytest.Module | pytest.Class, name: str) -> bool:
-    variant: Variant | None = getattr(collector.obj, "variant", None)
-    if variant is None or not isinstance(collector.obj, type):
+    cls = collector.obj
+    if not isinstance(cls, type):
         return True
-    part = _part_with(collector.obj, name)
-    return (
-        part in variant.differs_in
-        or not part.__module__.startswith(_SUITES)
-        or is_in_sample(collector.config, f"{collector.nodeid}::{name}", variant.one_in)
-    )
+    part = _part_with(cls, name)
+    if part in getattr(cls, "only_on_databases", ()):
+        return False
+    variant: Variant | None = getattr(cls, "variant", None)
+    if variant is None or not part.__module__.startswith(_SUITES):
+        return True
+    chosen = variant.has(part, vars(part)[name])
+    if chosen is None:
+        return is_in_sample(collector.config, f"{collector.nodeid}::{name}", variant.one_in)
+    return chosen
 
 
 def _is_rest(config: pytest.Config, item: pytest.Item) -> bool:
     path = _from_root(item.path)
     values: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    database = next((each for each in values.values() if each in ("sqlite", "postgres")), None)
-    if (database is not None and is_below(path, SAMPLED_ON_EACH_DATABASE)) or (
-        database == "sqlite" != _PREFERRED and is_below(path, SAMPLED_ON_SQLITE)
-    ):
-        return is_in_sample(config, item.nodeid, 3)
     chosen = next((values[name] for name in _DATABASE_FIXTURES if name in values), _PREFERRED)
     if not is_below(path, ON_ONE_DATABASE) or is_left_out(path) or chosen != _PREFERRED:
         return True

@@ -39,9 +39,9 @@ def nested(depth: int) -> dict[str, Any]:
     return {"nested": value}
 
 
-def doubling(levels: int) -> dict[str, Any]:
-    """A small graph of shared lists that stands for ``2 ** levels`` texts."""
-    value: Any = "lol"
+def doubling(levels: int, text: str = "lol" * 30_000) -> dict[str, Any]:
+    """A small graph of shared lists that stands for ``2 ** levels`` texts; long ones reach a limit soon."""
+    value: Any = text
     for _ in range(levels):
         value = [value, value]
     return {"laughs": value}

@@ -21,6 +21,7 @@ from benchmarks.races import Client, Comparison, Race
 from benchmarks.rounds import Ran, ratios, run_rounds
 from benchmarks.table import HEADER, row, summary
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 
 
 @dataclass
@@ -191,7 +192,7 @@ class TestArguments:
         assert "150 µs" in options.describe()
         assert "µs" not in parse_arguments([]).describe()
 
-    @pytest.mark.parametrize(
+    @for_each(
         "wrong",
         [
             ["--commit-delay", "0"],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import helix_store
+from tests.cells import for_each
 from tests.test_layout import ALL_NAMES
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +36,7 @@ LONG_PATH_ONLY = {
     "helix_store.adapters": "LockedSession SessionAdapter copy_rows session_id_for AppTable Branch"
     " register_table registered_tables Database Statement Conversation ConversationMessage ConversationPage"
     " ConversationStep Outline Part register_conversation",
+    "helix_store.answering": "aanswer_url answer_url",
     "helix_store.core.ids": "checkpoint_id parse_checkpoint_id",
     "helix_store.core.payloads": "decode encode",
     "helix_store.core.transcript": "parts_of",
@@ -48,7 +50,7 @@ LONG_PATH_ONLY = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "name"),
     [
         (path, name)
@@ -62,14 +64,13 @@ def test_a_public_name_is_the_object_of_its_long_path(path: str, name: str) -> N
     assert getattr(helix_store, name) is getattr(import_module(path), name)
 
 
-@pytest.mark.parametrize("module", ["exceptions"])
-def test_no_class_of_a_public_module_is_missing(module: str) -> None:
-    long_path = import_module(f"helix_store.{module}")
+def test_no_class_of_the_exceptions_is_missing() -> None:
+    long_path = import_module("helix_store.exceptions")
     classes = [name for name in long_path.__all__ if isinstance(getattr(long_path, name), type)]
     assert set(classes) <= set(helix_store.__all__)
 
 
-@pytest.mark.parametrize("name", helix_store.__all__)
+@for_each("name", helix_store.__all__)
 def test_a_listed_name_can_be_imported(name: str) -> None:
     assert getattr(helix_store, name) is not None
     assert name in dir(helix_store)

@@ -16,7 +16,7 @@ from benchmarks.races import Client, Comparison, Limit, Race
 from benchmarks.reference import execute, reference_schema
 from benchmarks.sessions import WORKERS
 from helix_store.checkpointers import SnapshotCheckpointer
-from helix_store.checkpointers.snapshots.rules import CheckpointMeta
+from helix_store.checkpointers.snapshots import CheckpointMeta
 from helix_store.models import Checkpoint
 
 __all__ = ["CASES"]

@@ -33,9 +33,9 @@ def run_langgraph() -> None:
 
 async def run_claude_agent() -> None:
     from example_project.frameworks.claude_agent import key_of, talk
-    from helix_store.contrib.claude_agent import DjangoSessionStore
+    from helix_store.contrib.claude_agent import DjangoClaudeSessions
 
-    store = DjangoSessionStore(user_id="ada")
+    store = DjangoClaudeSessions(user_id="ada")
     await store.delete(key_of("claude-example"))
     await talk(store, "claude-example", "What is in this folder?", "An app.")
     print(len(await store.load(key_of("claude-example")) or []), "entries")
@@ -65,13 +65,13 @@ async def run_agent_framework() -> None:
 
     from example_project.frameworks.agent_framework import Offer, booking, guide
     from helix_store.contrib.agent_framework import (
+        DjangoAgentSessions,
         DjangoCheckpointStorage,
         DjangoHistoryProvider,
-        DjangoSessionStore,
     )
 
     name = "agent-framework-example"
-    sessions = DjangoSessionStore(user_id="ada")
+    sessions = DjangoAgentSessions(user_id="ada")
     await sessions.delete(name)
     session = AgentSession(session_id=name)
     agent = guide(DjangoHistoryProvider(user_id="ada"))

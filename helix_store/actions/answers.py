@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
+from django.contrib.auth import get_user_model
 from django.contrib.messages import constants as levels
+from django.core.exceptions import ValidationError
 from django.db import router
 from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.actions.action import Outcome, SessionAction
-from helix_store.actions.sessions import ReasonForm
-from helix_store.core.approvals import digest_of
-from helix_store.core.limits import UNLIMITED
+from helix_store.actions.sessions import Outcome, ReasonForm, SessionAction
+from helix_store.core.approvals import USER, digest_of
+from helix_store.core.limits import MAX_BIGINT, UNLIMITED
 from helix_store.core.payloads import decode, encode
+from helix_store.core.transcript import visible, visible_json
 from helix_store.core.types import UNSET, SubmissionOutcome
-from helix_store.exceptions import HelixStoreError, IntegrityFault, shown_id
+from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, NotPermitted, shown_id
 from helix_store.models import Session
-from helix_store.reports.comparison import Change, changes_between
-from helix_store.reports.payloads import json_start, payload_of
-from helix_store.sessions.approvals import current_call
-from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.reports.payloads import Change, changes_between, has_several_pages, json_start, payload_of
+from helix_store.sessions.tool_calls import (
+    EDITED_FROM,
+    LiveDecisions,
+    ToolCalls,
+    checked_actor,
+    current_call,
+    number_of_approvals,
+    require_permitted,
+)
 from helix_store.stores import DatabaseStateStore
 
 if TYPE_CHECKING:
@@ -72,16 +84,51 @@ _NOT_SHOWN: Final = _(
     "Nothing was done: the input of this call is long, and you have not read it to its end, or "
     "it has changed."
 )
+_WITHOUT_DIGEST: Final = _(
+    "Nothing was done: the answer does not say which input it is about. Open the session, and answer there."
+)
+
+
+REFUSALS: Final = {
+    "permission": _("You may not answer it: it needs an active user with its permission."),
+    "requester": _("You may not answer it: somebody other than the requester must answer it."),
+}
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON document given as a string. Raises ``ValueError``."""
+    """Return the value of a JSON document given as a string. Raises ``ValueError``.
+
+    A repeated key is an error: only one of its values could be stored, and nobody knows which one was meant.
+    """
     try:
         if not text.startswith("~"):  # A leading "~" marks stored text that is not plain JSON.
-            return decode(text)
+            value = decode(text)
+            json.loads(text, object_pairs_hook=_without_repeated_keys)
+            return value
     except (IntegrityFault, RecursionError):
         pass
     raise ValueError("expected JSON")
+
+
+class RepeatedKey(ValueError):
+    """An object in a JSON document has a key twice."""
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise RepeatedKey(f"the key {json.dumps(key)} is repeated")
+        found[key] = value
+    return found
+
+
+def json_argument(text: str) -> Any:
+    """Parse a JSON document for argparse."""
+    try:
+        return json_value(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{exc}, got {text!r}" if len(text) < 200 else str(exc)) from None
 
 
 class AnswerForm(ReasonForm):
@@ -115,6 +162,8 @@ class AnswerForm(ReasonForm):
 
     not_named = ("approval", "answer", "digest", "seen", "shown")
     """The hidden fields that do not help a person to identify the call."""
+    proofs = ("digest", "seen", "shown")
+    """The hidden fields with which a page proves what it has shown."""
     is_seen = True
     """False until the page has shown the differences of a changed input."""
     submit_label: StrOrPromise = ""
@@ -133,6 +182,8 @@ class AnswerForm(ReasonForm):
         try:
             value = json_value(self.cleaned_data["edit"])
             encode(value, limit=UNLIMITED)
+        except RepeatedKey as exc:
+            raise forms.ValidationError(_("A key is repeated in this JSON.")) from exc
         except (ValueError, HelixStoreError) as exc:
             raise forms.ValidationError(_("This is not JSON.")) from exc
         digest = digest_of(self.cleaned_data.get("call"), value)
@@ -168,7 +219,7 @@ class Answer(SessionAction):
         "--digest": {"help": "Answer only the call with this digest."},
         "--input": {
             "dest": "edit",
-            "type": json_value,
+            "type": json_argument,
             "default": UNSET,
             "metavar": "JSON",
             "help": "Approve an editable call with this input instead.",
@@ -187,13 +238,14 @@ class Answer(SessionAction):
 
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
         alias = router.db_for_write(Session, instance=row)
-        refusal = self._refusal(row, alias, given) if given["answer"] == APPROVE else None
+        refusal = self._refusal(row, alias, given)
         if refusal is not None:
             return Outcome(message=refusal, is_done=False, level=levels.ERROR)
         return self.run(DatabaseStateStore(alias, tenant=row.tenant), row.session_id, given)
 
     def _refusal(self, row: Any, alias: str, given: Mapping[str, Any]) -> StrOrPromise | None:
-        """Refuse to approve a call if the user was not shown the end of its input.
+        """Refuse to answer an approval without its digest, and to approve a call if the user was not shown
+        all of its input.
 
         Lock the session's row, so that the answer applies to the input that was shown.
         """
@@ -203,13 +255,14 @@ class Answer(SessionAction):
         calls = ToolCalls.stored(*(locked.first() or (None, None)))
         call = calls.pending.get(given["call"])
         if isinstance(call, dict):
-            if not json_start(call.get("input"), WHOLE)[1]:
-                # A short input is shown beside its form.
-                return None
-            mark = mark_of_end(given["actor"], current_call(call)["digest"])
-            return None if constant_time_compare(given.get("shown") or "", mark) else _NOT_SHOWN
+            if given["answer"] == APPROVE and not is_shown_whole(call):
+                mark = mark_of_end(given["actor"], current_call(call)["digest"])
+                if not constant_time_compare(given.get("shown") or "", mark):
+                    return _NOT_SHOWN
+            is_open_approval = "submitted_at" not in call and call.get("approval_id") is not None
+            return _WITHOUT_DIGEST if is_open_approval and not given.get("digest") else None
         # A call of a sub-session is answered on the page of that sub-session, which shows its input.
-        is_answered = given["call"] in calls.completed
+        is_answered = given["call"] in calls.completed or given["answer"] == RESULT
         return None if is_answered else _NOT_ANSWERED[SubmissionOutcome.UNKNOWN_TOOL_CALL][0]
 
     def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
@@ -235,12 +288,94 @@ class Answer(SessionAction):
         )
 
 
+def is_shown_whole(call: Mapping[str, Any]) -> bool:
+    """Return whether a page shows an input, and all that somebody has changed in it, beside its form."""
+    value = call.get("input")
+    if json_start(value, WHOLE)[1]:
+        return False
+    return EDITED_FROM not in call or not has_several_pages(changes_between(call[EDITED_FROM], value))
+
+
 def mark_of_end(user: Any, digest: str) -> str:
-    """Return the mark with which a page proves that it has shown a user the end of a long input. It belongs
+    """Return the mark with which a page proves that it has shown a user all parts of a long input. It belongs
     to the user, and to the digest of the call.
     """
     salt = "helix_store.actions.mark_of_end"
     return salted_hmac(salt, f"{user.pk} {digest}", algorithm="sha256").hexdigest()
+
+
+def demands_of(
+    user: Any, key: str, call: dict[str, Any], people: People, live: LiveDecisions
+) -> dict[str, Any]:
+    """Return who may answer an open call, who has approved it, and why this user may not answer it."""
+    actor, refusal = checked_actor(user), ""
+    try:
+        require_permitted(key, call, actor)
+    except NotPermitted as exc:
+        refusal = str(REFUSALS[exc.reason])
+    approved_by = live.approved_by(key, call)
+    return {
+        "requester": people.named(call.get("requester")),
+        "permission": visible(str(call.get("permission") or "")),
+        "approvals": number_of_approvals(call),
+        "approved": len(approved_by),
+        "approved_by": people.names(approved_by),
+        "refusal": refusal,
+        "has_approved": actor.id in approved_by,
+    }
+
+
+def editable_text(entry: dict[str, Any]) -> str:
+    """Return the input to edit, with invisible characters escaped; empty if it is not editable."""
+    if entry.get("editable") is not True:
+        return ""
+    value = entry.get("input")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return text if visible_json(text) == text else json.dumps(value, indent=2)
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """The names of the Django users among the actors of some of the calls."""
+
+    users: dict[str, str]
+
+    @classmethod
+    def of(cls, calls: list[tuple[str, Any]], live: LiveDecisions) -> People:
+        return cls.of_actors(
+            actor
+            for key, call in calls
+            if isinstance(call, dict)
+            for actor in (*list_of(call.get("actors")), *live.people(key), call.get("requester"))
+        )
+
+    @classmethod
+    def of_actors(cls, given: Iterable[Any]) -> People:
+        actors = {actor for actor in given if isinstance(actor, str) and actor.startswith(USER)}
+        model = get_user_model()
+        keys = {}
+        for actor in actors:
+            with suppress(ValidationError):
+                key = model._meta.pk.to_python(actor.removeprefix(USER))
+                if not isinstance(key, int) or 0 < key <= MAX_BIGINT:
+                    keys[key] = actor
+        found = model._default_manager.in_bulk(keys) if keys else {}
+        return cls({keys[key]: user.get_username() for key, user in found.items()})
+
+    def named(self, actor: Any) -> str:
+        """Return the name of a user, or any other text in quotes, so it is not mistaken for a name."""
+        if not isinstance(actor, str):
+            return ""
+        if actor in self.users:
+            return visible(self.users[actor])
+        return visible(actor if actor.startswith(USER) else f"“{actor}”")
+
+    def names(self, actors: Any) -> str:
+        return ", ".join(filter(None, map(self.named, list_of(actors))))
+
+
+def list_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _arguments(answer: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,6 +392,8 @@ def _arguments(answer: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _json_or_text(text: str) -> Any:
     try:
         return json_value(text)
+    except RepeatedKey as exc:
+        raise InvalidPayload(path="value", reason=str(exc)) from None
     except ValueError:
         return text
 

@@ -1,34 +1,190 @@
-"""The base of all pages: read-only, without payloads in lists, and without counts of whole tables."""
+"""The base classes of the admin: tenants, lookups and databases.
+
+The lookups that the URL of a list may contain.
+
+Django answers every lookup on a model's own columns. A lookup on a hidden column would reveal whether its
+text contains a letter, and a regular expression could keep the database busy for minutes. A list therefore
+answers only the lookups of its filters and links, each with one value that the column can hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
+from django.contrib.admin import AdminSite
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.sites import site
 from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.contrib.auth import get_permission_codename
-from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.core.exceptions import FieldDoesNotExist, PermissionDenied, SuspiciousOperation, ValidationError
 from django.core.paginator import Paginator
 from django.db import router
-from django.db.models import Model, QuerySet
+from django.db.models import Field, Max, Model, QuerySet
+from django.db.models.constants import LOOKUP_SEP
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.urls import URLPattern, URLResolver, path, reverse
 from django.utils.functional import cached_property
 from django.utils.safestring import SafeString
 from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import identifier, link
-from helix_store.admin.labels import LABELS
-from helix_store.admin.lookups import EXACT, OrderedChangeList, check_value, fields_of
-from helix_store.admin.tenants import NEWEST_FILTERED
+from helix_store.admin.elements import LABELS, identifier, link
+from helix_store.core import validation
+from helix_store.core.limits import MAX_TITLE_BYTES
+from helix_store.engine.database import Database, app_aliases
+from helix_store.engine.expressions import all_tenants, tenant_parameter
+from helix_store.engine.statement import Statement, table
+from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.models import Session
-from helix_store.reports.payloads import without_payloads
+from helix_store.reports.payloads import payload_of, without_payloads
+
+MOST_TENANTS: Final = 200
+"""The maximum number of listed tenants. With more, a filter without a tenant only covers the newest rows."""
+
+NEWEST_FILTERED: Final = 100_000
+"""The number of rows that a filter covers if there are too many tenants to search each of them."""
+
+
+@lru_cache
+def _tenants(model: type[Model]) -> Statement:
+    return Statement(all_tenants(table(model), most=MOST_TENANTS))
+
+
+def known_tenants(model: type[Model], using: str) -> list[str]:
+    """Return the tenants of a table in order, at most one more than `MOST_TENANTS`.
+
+    This takes one statement.
+    """
+    return [tenant for (tenant,) in Database(using, "").read(_tenants(model), {})]
+
+
+def of_tenants(queryset: QuerySet[Any], tenants: list[str]) -> QuerySet[Any]:
+    """Return the rows in a form that uses the indexes by tenant; the newest rows if there are too many."""
+    if len(tenants) > MOST_TENANTS:
+        return newest_rows(queryset, NEWEST_FILTERED)[0]
+    if len(tenants) == 1:
+        return queryset.filter(tenant=tenants[0])
+    return queryset.filter(tenant__in=tenants)
+
+
+def newest_rows(queryset: QuerySet[Any], count: int) -> tuple[QuerySet[Any], bool]:
+    """Return the rows that are among the newest of their table, and whether the table has others."""
+    highest = queryset.model._base_manager.using(queryset.db).aggregate(key=Max("pk"))["key"] or 0
+    return queryset.filter(pk__gt=highest - count), highest > count
+
+
+def keys_in_order(
+    rows: QuerySet[Any], tenants: Sequence[str], order: Sequence[str], *, start: int, stop: int
+) -> list[Any]:
+    """Return the keys of these tenants' rows from ``start`` to ``stop`` in an order, such as by time.
+
+    This takes one statement: the database merges the tenants' rows, each in the order of an index that begins
+    with the tenant.
+    """
+    if start >= stop:
+        return []
+    columns = {name.removeprefix("-") for name in order}
+    values = rows.order_by().values("id", *sorted(columns - {"id"}))
+    parts = [values.filter(tenant=tenant_parameter(tenant)) for tenant in tenants]
+    if Database(rows.db, "").is_postgresql:
+        # Without statistics, PostgreSQL would sort all rows. SQLite merges the rows itself, without limits.
+        parts = [part.order_by(*order)[:stop] for part in parts]
+    first, *others = parts
+    merged = first.union(*others, all=True).order_by(*order)
+    return [row["id"] for row in merged[start:stop]]
+
+
+EXACT: Final = f"{LOOKUP_SEP}exact"
+
+_TIMES: Final = frozenset({"updated_at", "created_at", "timestamp"})
+_BY_OTHER_INDEXES: Final = frozenset({"q", "expiry", "tag", "waiting"})
+"""Parameters whose rows are found by keys, or by an index that does not begin with the tenant."""
+
+_LONGEST_SEARCH: Final = 1_000
+"""The maximum length of a search, in characters. SQLite refuses a pattern of more than 50,000 bytes."""
+
+
+class OrderedChangeList(ChangeList):
+    """A list that ignores any requested order, because only the order of its admin has an index.
+
+    That index begins with the tenant. The rows of several tenants are merged by the other columns.
+    """
+
+    model_admin: Any
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        self.params.pop(ORDER_VAR, None)
+        return list(super().get_ordering(request, queryset))
+
+    def get_queryset(self, request: HttpRequest, *arguments: Any, **more: Any) -> QuerySet[Any]:
+        self.root_queryset = self.root_queryset.annotate(**self.model_admin.list_texts)
+        return super().get_queryset(request, *arguments, **more)
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        rows = list(self._rows_of_page(request))
+        self.result_list = rows
+        self.model_admin.complete_rows(request, rows)
+
+    def _rows_of_page(self, request: HttpRequest) -> Any:
+        tenants: list[str] | None = getattr(request, "tenants_to_merge", None)
+        # Django lists the columns twice.
+        tenant, *order = dict.fromkeys(str(name) for name in self.queryset.query.order_by)
+        is_by_time = tenant.endswith("tenant") and order[0].removeprefix("-") in _TIMES
+        if tenants is None or not is_by_time:
+            return self.result_list
+        # Other indexes find only a few rows, so the database can sort them.
+        shows_all = self.show_all and self.can_show_all
+        start = (self.page_num - 1) * self.list_per_page
+        stop = start + self.list_per_page
+        if shows_all or not _BY_OTHER_INDEXES.isdisjoint(request.GET):
+            rows = self.queryset.order_by(*order)
+            return rows if shows_all else rows[start:stop]
+        keys = keys_in_order(self.queryset, tenants, order, start=start, stop=min(stop, self.result_count))
+        return self.root_queryset.filter(pk__in=keys).order_by(*order)
+
+
+def fields_of(model: type[Model], lookup: str) -> list[Field[Any, Any]]:
+    """Return the relations that a lookup follows, then its column; an unknown name returns an empty list."""
+    fields: list[Field[Any, Any]] = []
+    for name in lookup.removesuffix(EXACT).split(LOOKUP_SEP):
+        try:
+            field = model._meta.get_field(name)
+        except FieldDoesNotExist:
+            return []
+        if not isinstance(field, Field):
+            return []
+        fields.append(field)
+        if isinstance(field.related_model, type):
+            model = field.related_model
+    return fields
+
+
+def check_value(field: Field[Any, Any], values: list[str]) -> None:
+    """Raise `IncorrectLookupParameters` unless there is exactly one value and the column can hold it."""
+    try:
+        (value,) = values
+        validation.text(value, field.name, limit=MAX_TITLE_BYTES)
+        field.clean(value, None)
+    except (ValueError, InvalidPayload, LimitExceeded, ValidationError):
+        raise IncorrectLookupParameters from None
+
+
+def is_searchable(term: str) -> bool:
+    """Return whether a column can hold the search text."""
+    try:
+        validation.text(term, "q", limit=_LONGEST_SEARCH)
+    except (InvalidPayload, LimitExceeded):
+        return False
+    return True
+
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -282,6 +438,34 @@ def _parameter_of(list_filter: Any) -> str:
     return str(getattr(column, "parameter_name", f"{column}{EXACT}"))
 
 
+class PayloadDownload(ReadOnlyAdmin):
+    """A page of rows with a ``payload``: the page shows the start of a long one, and a download all of it."""
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}_payload"
+        view = self.admin_site.admin_view(self.payload_view)
+        return [path("<path:object_id>/payload.json", view, name=name), *super().get_urls()]
+
+    def payload_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Return the exact text of the payload as a file."""
+        row = self.readable_row(request, object_id)
+        if isinstance(row, HttpResponseRedirect):
+            return row
+        text = payload_of(row, "payload") or ""
+        # Text with a leading mark encodes the bytes of a document with lone surrogates.
+        body = (
+            text[1:].encode("latin-1", "replace") if text.startswith("~") else text.encode(errors="replace")
+        )
+        response = HttpResponse(body, content_type="application/json; charset=utf-8")
+        response["Content-Disposition"] = f'attachment; filename="{self.opts.model_name}-{row.pk}.json"'
+        response["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    @admin.display(description=_("Download"))
+    def download(self, row: Any) -> SafeString:
+        return link(self.view_url(self.model, "payload", row.pk), "JSON")
+
+
 class SessionChildAdmin(ReadOnlyAdmin):
     """A page of rows that belong to a session. Rows of deleted sessions are not shown.
 
@@ -318,3 +502,22 @@ class SessionChildAdmin(ReadOnlyAdmin):
 
     def session_link(self, session: Session) -> SafeString:
         return link(self.page_url(Session, session.pk), identifier(session.session_id))
+
+
+class DatabaseSite(AdminSite):
+    """The app's pages for one database. Users, permissions and the log are those of the project."""
+
+    index_template = "admin/helix_store/site_index.html"
+
+    def __init__(self, database: str) -> None:
+        super().__init__(name=f"helix_store_{database}")
+        self.database = database
+        self.site_header = format_lazy("{} · {}", site.site_header, database)
+        for model, page in site._registry.items():
+            if isinstance(page, ReadOnlyAdmin):
+                self.register(model, type(page))
+
+
+def database_sites() -> list[URLResolver]:
+    """Return URL patterns, for ``include``, of a site for each database that the app is migrated to."""
+    return [path(f"{alias}/", DatabaseSite(alias).urls) for alias in app_aliases()]

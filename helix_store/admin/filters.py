@@ -1,32 +1,185 @@
-"""List filters. Each one uses an index to find its rows, and its choices do not need a scan of the table."""
+"""The filters and the search of lists, and why a session waits.
+
+The search in the list of sessions: by words of titles, users, tags and ids.
+
+An index finds ids and users that begin with the search term. Words are looked up in every session if the
+index of `helix_store.contrib.session_search` exists, and otherwise only in the newest sessions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.contrib.admin import ChoicesFieldListFilter, SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.db.models import QuerySet
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
+from django.db.models.functions import Substr
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import one_line
-from helix_store.admin.labels import LABELS, name_of_status
-from helix_store.admin.reasons import waiting_for_person
-from helix_store.admin.search import with_tag
-from helix_store.admin.tenants import MOST_TENANTS, known_tenants, of_tenants
+from helix_store.admin.base import MOST_TENANTS, is_searchable, known_tenants, newest_rows, of_tenants
+from helix_store.admin.elements import LABELS, lazy_name_of_status, name_of_status, one_line
 from helix_store.core import moments, validation
 from helix_store.core.moments import as_utc
-from helix_store.core.types import SESSION_EXPIRED, SessionStatus
+from helix_store.core.types import SESSION_EXPIRED, TERMINAL_STATUSES, RunStatus, SessionStatus
 from helix_store.engine.database import Database
-from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded
-from helix_store.models import Post, Session
-from helix_store.sessions.database.posts import find_due_sessions
+from helix_store.engine.expressions import has_tag
+from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.models import Post, Run, Session
+from helix_store.reports.payloads import PayloadText
+from helix_store.sessions.heads import HAS_INDEX, Contains
+from helix_store.sessions.messages import find_due_sessions
+from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.stores.conditions import CONDITIONS, StuckSession, find_keys, is_mere
+
+REASON_LENGTH: Final = 60
+
+_LONGEST_CALLS: Final = 200_000
+"""The maximum number of characters of pending tool calls that a list reads."""
+
+_MOST_ANSWERED: Final = 1_000
+_READ_AT_ONCE: Final = 50
+
+
+def waiting_for_person(sessions: Any) -> QuerySet[Any]:
+    """Return the sessions that have an open call.
+
+    A session whose calls are all answered stays suspended until the application resumes it, but no longer
+    needs a person. At most 1,000 such sessions are excluded. Ambiguous sessions are read to decide.
+    """
+    waiting = sessions.waiting_for_person().exclude(
+        pending_client_tool_calls__isnull=True, completed_client_tool_calls__isnull=False
+    )
+    answered = Session.objects.using(sessions.db).waiting_for_person()
+    marked = answered.filter(pending_client_tool_calls__contains='"submitted_at":')
+    keys = list(marked.values_list("pk", flat=True)[:_MOST_ANSWERED])
+    closed = [
+        key
+        for start in range(0, len(keys), _READ_AT_ONCE)
+        for key, tools in _open_tools(keys[start : start + _READ_AT_ONCE], sessions.db)
+        if tools == []
+    ]
+    found: QuerySet[Any] = waiting.exclude(pk__in=closed) if closed else waiting
+    return found
+
+
+def read_open_tools(sessions: Iterable[Any]) -> None:
+    """Set ``open_tools`` of sessions of one database: the tools of their open calls, without duplicates.
+
+    It is ``None`` if they cannot be read. This takes one statement if any session waits for a person.
+    """
+    waiting = {each.pk: each for each in sessions if _is_waiting(each)}
+    if not waiting:
+        return
+    alias = next(iter(waiting.values()))._state.db
+    for key, tools in _open_tools(list(waiting), alias):
+        waiting[key].open_tools = tools
+
+
+def _is_waiting(session: Any) -> bool:
+    is_over = session.status in TERMINAL_STATUSES
+    return not is_over and session.suspension_kind == RunStatus.SUSPENDED_CLIENT_TOOL
+
+
+def _open_tools(keys: list[int], using: str) -> Iterable[tuple[int, list[str] | None]]:
+    pending = PayloadText(Substr("pending_client_tool_calls", 1, _LONGEST_CALLS + 1))
+    completed = ExpressionWrapper(Q(completed_client_tool_calls__isnull=False), output_field=BooleanField())
+    rows = Session.objects.using(using).filter(pk__in=keys).order_by()
+    for key, text, has_completed in rows.values_list("pk", pending, completed):
+        yield key, [] if text is None and has_completed else _tools_in(text)
+
+
+def _tools_in(pending: str | None) -> list[str] | None:
+    if pending is None or len(pending) > _LONGEST_CALLS:
+        return None
+    try:
+        calls = ToolCalls.stored(pending, None).unanswered.values()
+    except (IntegrityFault, RecursionError):
+        return None
+    return list(dict.fromkeys(str(call.get("tool_name") or "?") for call in calls))
+
+
+def standing_of(session: Any, stuck: StuckSession | None) -> str:
+    """Return the status of a session or, if the status says less, the condition in which it cannot go on."""
+    return session.status if stuck is None or not is_mere(session.status) else stuck.condition
+
+
+def reason_of(session: Any, stuck: StuckSession | None = None) -> str:
+    """Return the reason from the session's columns, the result of `read_open_tools` and ``failure_start``."""
+    if stuck is not None and is_mere(session.status):
+        return one_line(stuck.detail or "", REASON_LENGTH)
+    if session.status == "failed":
+        return one_line(session.failure_start or "", REASON_LENGTH)
+    if session.status in TERMINAL_STATUSES or session.suspension_kind is None:
+        return ""
+    if not _is_waiting(session):
+        return name_of_status(session.suspension_kind)
+    if session.open_tools is None:
+        return gettext("waits for a person")
+    if not session.open_tools:
+        return gettext("answered, not resumed yet")
+    return gettext("waits for %(tools)s") % {"tools": one_line(", ".join(session.open_tools), REASON_LENGTH)}
+
+
+NEWEST_SEARCHED: Final = 100_000
+"""The number of newest sessions that are searched for words if there is no index."""
+
+MOST_FOUND: Final = 500
+"""The maximum number of sessions that a search returns for each way of finding them."""
+
+_MOST_WORDS: Final = 8
+_LAST_CHARACTER: Final = "\U0010ffff"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The keys that a search found (``None`` means all), and whether it left any out."""
+
+    keys: set[int] | None
+    is_cut: bool = False
+    is_bounded: bool = False
+
+
+def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
+    """Return the sessions whose title, user, tags or id contain each word of the term."""
+    words = term.split()[:_MOST_WORDS]
+    if not words or not is_searchable(term):
+        return Found(None if is_searchable(term) else set())
+    start, end = term.strip(), term.strip() + _LAST_CHARACTER
+    db = Database(sessions.db, "")
+    has_index = db.is_postgresql and db.read(HAS_INDEX, {}) == [(True,)]
+    newest, is_bounded = (sessions, False) if has_index else newest_rows(sessions, NEWEST_SEARCHED)
+    tenants = known_tenants(Session, sessions.db)
+    indexed = of_tenants(sessions, tenants) if len(tenants) <= MOST_TENANTS else sessions
+    by_index = [indexed.filter(session_id__gte=start, session_id__lt=end)]
+    by_index.append(indexed.filter(user_id__isnull=False, user_id__gte=start, user_id__lt=end))
+    keys = [
+        list(ways.order_by("-pk").values_list("pk", flat=True)[:MOST_FOUND])
+        for ways in (*by_index, newest.filter(*map(Contains, words)))
+    ]
+    return Found(
+        {key for found in keys for key in found},
+        is_cut=any(len(found) == MOST_FOUND for found in keys),
+        is_bounded=is_bounded,
+    )
+
+
+def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
+    """Return the sessions with a tag. PostgreSQL uses the index on tags; SQLite only searches the newest."""
+    if not Database(sessions.db, "").is_postgresql:
+        sessions, _is_bounded = newest_rows(sessions, NEWEST_SEARCHED)
+    return sessions.filter(has_tag(tag))
+
 
 TEXT_FILTER: Final = "admin/helix_store/text_filter.html"
+
+STUCK: Final = ("crashed", "abandoned", "over_budget", "effect_unknown", "unanswered")
+"""The conditions in which nobody but the operator or a wake-up continues a session."""
 
 _LABEL_LENGTH: Final = 40
 _MOST_FOUND: Final = 1_000
@@ -69,7 +222,7 @@ class TenantFilter(SimpleListFilter):
 
     title = _("tenant")
     parameter_name = "tenant"
-    _keeps_order = {"p", "e", "order", "expiry", "q", "tag"}
+    _keeps_order = {"p", "e", "order", "expiry", "q", "tag", "condition"}
     """Parameters of a list that does not need the tenants, because it is read in index order or by keys."""
     _is_small = {"waiting"}
     """Parameters that have an index with few rows, which may be read for all tenants."""
@@ -193,6 +346,25 @@ class WaitingFilter(ChoiceFilter):
             return queryset.filter(pk__in=list(overdue_posts(queryset.db, limit=_MOST_FOUND)))
         waiting = waiting_for_person(queryset)
         return waiting.filter(pending_deadline__lte=moments.now()) if value == "late" else waiting
+
+
+class ConditionFilter(ChoiceFilter):
+    title = _("cannot go on")
+    parameter_name = "condition"
+    options: Any = (
+        ("any", _("for any reason")),
+        *((each, lazy_name_of_status(each)) for each in CONDITIONS),
+    )
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
+        # The conditions say how runs have ended.
+        if not model_admin.may_view(request, Run):
+            self.options = ()
+        return super().lookups(request, model_admin)
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        conditions = STUCK if value == "any" else (value,)
+        return queryset.filter(pk__in=list(find_keys(queryset.db, conditions)))
 
 
 class ExpiryFilter(ChoiceFilter):

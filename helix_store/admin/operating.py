@@ -18,17 +18,19 @@ from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path
 from django.utils import translation
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import format_lazy
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.actions.action import Action, Outcome
+from helix_store.actions.sessions import Action, Outcome
 from helix_store.admin.base import ReadOnlyAdmin, refuse_surrogates
-from helix_store.admin.documents import difference
 from helix_store.admin.elements import printable
-from helix_store.reports.comparison import Change
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.reports.payloads import Change, difference_pages
 
 EXPECTED: Final = "expected"
 CONFIRMED: Final = "confirmed"
@@ -37,6 +39,8 @@ NEXT: Final = "next"
 _ROWS_AT_ONCE: Final = 200
 _REFUSALS_SHOWN: Final = 10
 _LONGEST_TITLE: Final = 200
+_LINES_SHOWN: Final = 2_000
+"""The most rows of a difference on one page. With more, the page has no button."""
 
 
 class Button(NamedTuple):
@@ -155,20 +159,37 @@ class OperatedAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, operation: Action, row: Any, form: forms.Form
     ) -> HttpResponse:
         sent = request.POST if request.method == "POST" else request.GET
-        expected = sent.get(EXPECTED, "" if row is None else operation.shown(row))
+        shown = "" if row is None else operation.shown(row)
+        # A link must not fill in a guard: it would say that the user has seen what the link names.
+        expected = request.POST.get(EXPECTED, shown)
         back = self.list_url(self.model) if row is None else self.page_url(self.model, row.pk)
         changes = operation.changes(row, form.cleaned_data) if form.is_bound and form.is_valid() else []
         hidden = [(EXPECTED, expected), (CONFIRMED, "yes"), (NEXT, sent.get(NEXT, ""))]
         rows = [] if row is None else [row]
         return self._confirmation_page(request, operation, form, rows, hidden, back, changes)
 
+    def response_action(  # type: ignore[override]  # Django 5.2 and 6.1 differ in the arguments
+        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
+    ) -> HttpResponseBase | None:
+        """Refuse keys that no row can have, for which Django's query would fail."""
+        if all(map(_is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+            # Django 6.1 also passes the place of the form.
+            return super().response_action(request, queryset, *args, **kwargs)
+        self.message_user(request, gettext("Nothing was done: a selected row cannot exist."), messages.ERROR)
+        return HttpResponseRedirect(request.get_full_path())
+
     def selected_rows(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any] | None:
-        """Return the rows that a list action applies to, or tell the user that there are too many."""
+        """Return the rows that a list action applies to, or tell the user that there are none or too many."""
         rows = list(queryset[: _ROWS_AT_ONCE + 1])
+        if not rows:
+            # Somebody has deleted them since the list was shown.
+            words = gettext("Nothing was done: the selected rows do not exist any more.")
+            self.message_user(request, words, messages.ERROR)
+            return None
         if len(rows) <= _ROWS_AT_ONCE:
             return rows
-        words = format_lazy(_("Nothing was done: select at most {count}."), count=_ROWS_AT_ONCE)
-        self.message_user(request, str(words), messages.ERROR)
+        too_many = format_lazy(_("Nothing was done: select at most {count}."), count=_ROWS_AT_ONCE)
+        self.message_user(request, str(too_many), messages.ERROR)
         return None
 
     def confirm_rows(
@@ -191,16 +212,23 @@ class OperatedAdmin(ReadOnlyAdmin):
         changes: Sequence[Change] = (),
     ) -> HttpResponse:
         """Return the form of an operation, with its effect and the rows that it would change."""
+        all_lines = [line for page in difference_pages(changes) for line in page]
+        lines = all_lines[:_LINES_SHOWN]
         context = {
             "title": operation.label,
             "operation": operation,
             "form": form,
-            "difference": difference(changes),
+            "difference": {"lines": lines, "has_more": len(lines) < len(all_lines)},
             "rows": [*map(printable, map(str, rows)), *_named_in(form)],
             "hidden": hidden,
             "back": back,
         }
         return self.rendered(request, "admin/helix_store/operation.html", context)
+
+
+def _is_key(text: str) -> bool:
+    # Every key is a BigAutoField. An int of thousands of digits would be slow to read.
+    return text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= MAX_BIGINT
 
 
 def run(
@@ -234,11 +262,13 @@ def log(
 def _named_by(request: HttpRequest, operation: Action) -> dict[str, Any]:
     """Return the values in the URL for the hidden fields, which identify the subject of the operation.
 
-    The user fills in the other fields. A link must not fill them in.
+    The user fills in the other fields, and a page those that prove what it has shown. A link must not.
     """
-    fields = operation.form.base_fields
+    fields, proofs = operation.form.base_fields, getattr(operation.form, "proofs", ())
     return {
-        name: text for name, text in request.GET.items() if name in fields and fields[name].widget.is_hidden
+        name: text
+        for name, text in request.GET.items()
+        if name in fields and fields[name].widget.is_hidden and name not in proofs
     }
 
 

@@ -17,20 +17,31 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.base import ReadOnlyAdmin
-from helix_store.admin.charts import spark_line
-from helix_store.admin.columns import dollars
-from helix_store.admin.elements import link, one_line, short_id
-from helix_store.admin.filters import overdue_posts, start_of_day
-from helix_store.admin.reasons import read_open_tools, waiting_for_person
-from helix_store.admin.tenants import MOST_TENANTS, keys_in_order, known_tenants, newest_rows, of_tenants
-from helix_store.admin.times import distance
+from helix_store.admin.base import (
+    MOST_TENANTS,
+    ReadOnlyAdmin,
+    keys_in_order,
+    known_tenants,
+    newest_rows,
+    of_tenants,
+)
+from helix_store.admin.elements import (
+    distance,
+    dollars,
+    link,
+    name_of_status,
+    one_line,
+    short_id,
+    spark_line,
+)
+from helix_store.admin.filters import overdue_posts, read_open_tools, start_of_day, waiting_for_person
+from helix_store.admin.sections.effects import unknown_effects
 from helix_store.core import moments
 from helix_store.engine.expressions import NoIndexHint
-from helix_store.models import Lock, Post, Run, Session, UsageEntry
-from helix_store.reports.payloads import said_by, start_of, without_payloads
-from helix_store.reports.times import project_zone
-from helix_store.usage.reports import usage_report
+from helix_store.models import Effect, Lock, Post, Run, Session, UsageEntry
+from helix_store.reports.payloads import project_zone, said_by, start_of, without_payloads
+from helix_store.stores.conditions import StuckSession, find_keys
+from helix_store.usage.store import usage_report
 
 _ROWS_SHOWN: Final = 5
 NEWEST_LOCKS: Final = 10_000
@@ -42,6 +53,7 @@ NEWEST_RUNS: Final = 1_000
 _MOST_COUNTED: Final = 1_000
 _TITLE_LENGTH: Final = 60
 _DAYS: Final = 7
+_STOPPED: Final = ("crashed", "abandoned", "over_budget")
 _NEWEST_FIRST: Final = ("-updated_at", "-session_id")
 
 
@@ -68,11 +80,14 @@ def start_tiles(request: HttpRequest, site: AdminSite) -> Iterator[Tile]:
             title_start=start_of("title", _TITLE_LENGTH),
             failure_start=start_of("failure_reason", _TITLE_LENGTH),
         )
+        if page.may_view(request, Effect):
+            yield _unknown(page, sessions)
         yield _waiting(page, sessions)
         if page.may_view(request, Post):
             yield _posted(page, sessions)
         may_view_runs = page.may_view(request, Run)
         if may_view_runs:
+            yield _stuck(page, sessions)
             yield _running(page)
         yield _failed(page, sessions)
         if may_view_runs:
@@ -81,6 +96,26 @@ def start_tiles(request: HttpRequest, site: AdminSite) -> Iterator[Tile]:
         yield _spent(page)
     if page.may_view(request, Lock):
         yield _oldest_lock(page, may_view_sessions=page.may_view(request, Session))
+
+
+def _unknown(page: ReadOnlyAdmin, sessions: Any) -> Tile:
+    """Return the effects that somebody must settle: no agent of these sessions can go on before."""
+    effects = unknown_effects(sessions.db)
+    shown = list(effects.values_list("session_id", "effect_id", "tool_name")[:_ROWS_SHOWN])
+    found = sessions.in_bulk([key for key, *_name in shown])
+    rows = [
+        (_session_link(page, found[key], section="effects"), one_line(tool or effect_id, _TITLE_LENGTH))
+        for key, effect_id, tool in shown
+        if key in found
+    ]
+    return Tile(
+        title=_("Unknown effects"),
+        figure=_counted(effects),
+        url=page.list_url(Session),
+        rows=rows,
+        is_urgent=True,
+        empty=_("Every effect is decided."),
+    )
 
 
 def _waiting(page: ReadOnlyAdmin, sessions: Any) -> Tile:
@@ -123,6 +158,30 @@ def _posted(page: ReadOnlyAdmin, sessions: Any) -> Tile:
         is_urgent=True,
         empty=_("No post is overdue."),
     )
+
+
+def _stuck(page: ReadOnlyAdmin, sessions: Any) -> Tile:
+    """Return the sessions that have crashed, lost their worker or spent their budget, the longest first."""
+    found = find_keys(sessions.db, _STOPPED, limit=_MOST_COUNTED + 1)
+    shown = sessions.in_bulk(list(found)[:_ROWS_SHOWN])
+    return Tile(
+        title=_("Cannot go on"),
+        figure=_bounded(len(found)),
+        url=page.list_url(Session, condition="any"),
+        rows=[
+            (_session_link(page, shown[key]), _condition(stuck))
+            for key, stuck in found.items()
+            if key in shown
+        ],
+        is_urgent=True,
+        empty=_("No run has crashed, none is abandoned, and no budget is spent."),
+    )
+
+
+def _condition(stuck: StuckSession) -> SafeString:
+    name = name_of_status(stuck.condition)
+    what = f"{name}: {stuck.detail}" if stuck.detail else name
+    return format_html("{}, {}", one_line(what, _TITLE_LENGTH), distance(stuck.since))
 
 
 def _running(page: ReadOnlyAdmin) -> Tile:
@@ -246,9 +305,10 @@ def oldest_held_lock(using: str | None = None) -> Lock | None:
     return min(locks, key=lambda lock: (lock.acquired_at, lock.pk), default=None)
 
 
-def _session_link(page: ReadOnlyAdmin, session: Any) -> SafeString:
+def _session_link(page: ReadOnlyAdmin, session: Any, *, section: str = "") -> SafeString:
     title = one_line(session.title_start or "", _TITLE_LENGTH) or gettext("No title")
-    return format_html("{}{}", link(page.page_url(Session, session.pk), title), short_id(session.session_id))
+    url = page.page_url(Session, session.pk) + (f"?section={section}" if section else "")
+    return format_html("{}{}", link(url, title), short_id(session.session_id))
 
 
 def _counted(rows: QuerySet[Any]) -> str:

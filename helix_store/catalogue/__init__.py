@@ -4,26 +4,36 @@ Export, import, branches, erasure, retention, cleanup, the doctor, row-level sec
 read the facts they need from the declarations.
 """
 
-from helix_store.catalogue.conversations import (
+from helix_store.catalogue.table import (
+    MOVED_CHANGES,
+    MOVED_TENANTS,
+    RECORD_KEY,
+    TRANSIENT_TABLES,
+    UNIT_RECORDS,
+    AppTable,
+    Branch,
     Conversation,
     ConversationPage,
     ConversationStep,
     Outline,
+    Part,
+    Table,
+    TransientTable,
     conversations,
-    register_conversation,
-)
-from helix_store.catalogue.registry import (
-    RECORD_KEY,
-    UNIT_RECORDS,
+    copied_by,
     declared,
+    other_references,
+    register_conversation,
     register_table,
     registered_tables,
     tables,
 )
-from helix_store.catalogue.table import AppTable, Branch, Part, Table, copied_by
 
 __all__ = [
+    "MOVED_CHANGES",
+    "MOVED_TENANTS",
     "RECORD_KEY",
+    "TRANSIENT_TABLES",
     "UNIT_RECORDS",
     "AppTable",
     "Branch",
@@ -33,9 +43,11 @@ __all__ = [
     "Outline",
     "Part",
     "Table",
+    "TransientTable",
     "conversations",
     "copied_by",
     "declared",
+    "other_references",
     "register_conversation",
     "register_table",
     "registered_tables",

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from django.core.checks import CheckMessage
 
-from helix_store.checks import postgresql, settings, sqlite, tables
+from helix_store.checks import databases, settings
 
-__all__ = ["check_database", "postgresql", "settings", "sqlite", "tables"]
+__all__ = ["check_database", "databases", "settings"]
 
 
 def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
@@ -23,15 +23,17 @@ def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
         return of_settings
     checks: list[Callable[..., list[CheckMessage]]] = [
         settings.check_database_alias,
-        sqlite.check_sqlite_settings,
-        *([sqlite.check_sqlite_version] if deploy else []),
-        *([postgresql.check_orphaned_transactions] if deploy else []),
-        postgresql.check_connections_under_asgi,
-        postgresql.check_citus,
+        databases.check_sqlite_settings,
+        *([databases.check_sqlite_version] if deploy else []),
+        *([databases.check_orphaned_transactions] if deploy else []),
+        databases.check_connections_under_asgi,
+        databases.check_citus,
         settings.check_stream_permission,
-        postgresql.check_postgres_durability,
-        postgresql.check_search_path,
-        postgresql.check_policies,
-        tables.check_table_prefix,
+        databases.check_postgres_durability,
+        databases.check_search_path,
+        databases.check_policies,
+        databases.check_functions,
+        settings.check_table_prefix,
+        settings.check_migrations,
     ]
     return of_settings + [message for check in checks for message in check(databases=[alias], only=alias)]

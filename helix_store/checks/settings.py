@@ -1,18 +1,24 @@
-"""Checks of the project's settings, which do not query a database."""
+"""System checks of the settings and of registered tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 from django.urls import URLResolver, get_resolver
 
 from helix_store import conf
-from helix_store.engine.aliases import alias_of
+from helix_store.catalogue import tables
+from helix_store.catalogue.table import APP, children_of_sessions
+from helix_store.engine.database import alias_of, app_connections
+from helix_store.transfer.records import format_of
 
 
 @register("helix_store")
@@ -46,7 +52,10 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _wrong_values() -> Iterable[str]:
-    for value in (conf.limits, conf.checkpoints_keep, conf.retention):
+    for value in (
+        *(conf.limits, conf.checkpoints_keep, conf.retention, conf.tombstone_days),
+        *(conf.chat_threads, conf.chat_flush_ms),
+    ):
         try:
             value()
         except ImproperlyConfigured as exc:
@@ -56,7 +65,7 @@ def _wrong_values() -> Iterable[str]:
             yield f'HELIX_STORE["{name}"] must be a whole number of at least 1.'
     if type(conf.get("ASYNC_THREADS")) is not int or conf.get("ASYNC_THREADS") < 0:
         yield 'HELIX_STORE["ASYNC_THREADS"] must be a whole number; 0 uses the thread Django keeps.'
-    for name in ("FAST_PATHS", "ROW_LEVEL_SECURITY", "RUN_ERROR_DETAILS"):
+    for name in ("FAST_PATHS", "ROW_LEVEL_SECURITY", "RUN_ERROR_DETAILS", "ANSWER_PAGES"):
         if type(conf.get(name)) is not bool:
             yield f'HELIX_STORE["{name}"] must be True or False.'
     for name in ("STREAMS", "WORKSPACE_PROVIDERS"):
@@ -117,3 +126,103 @@ def _includes(app_name: str, resolver: URLResolver) -> bool:
     return resolver.app_name == app_name or any(
         _includes(app_name, pattern) for pattern in resolver.url_patterns if isinstance(pattern, URLResolver)
     )
+
+
+Databases = Sequence[str] | None
+
+_FIRST_TABLES: Final = ("session", "message", "checkpoint", "run", "lock", "usage_entry")
+
+
+@register(Tags.models, "helix_store")
+def check_app_tables(**kwargs: Any) -> list[CheckMessage]:
+    """Report E013, registered tables that cannot be exported, and W008, unregistered rows of sessions."""
+    messages: list[CheckMessage] = []
+    for table in tables():
+        try:
+            format_of(table)
+        except TypeError as exc:
+            messages.append(
+                Error(
+                    f"The registered table of {table.model._meta.label} cannot be exported: {exc}",
+                    hint="Use a field that can be exported, or name the column in not_exported.",
+                    obj=table.model,
+                    id="helix_store.E013",
+                )
+            )
+    known = {table.model for table in tables()}
+    return messages + [
+        Warning(
+            f"The rows of {model._meta.label} are deleted with their session, but not exported or branched.",
+            hint="Call helix_store.adapters.register_table in the ready() of its app; or silence this check.",
+            obj=model,
+            id="helix_store.W008",
+        )
+        for model in (relation.related_model for relation in children_of_sessions())
+        if model not in known
+    ]
+
+
+@register(Tags.database, "helix_store")
+def check_table_prefix(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
+    """Report E012: the tables were created with a different table prefix."""
+    prefix = conf.table_name("")
+    return [
+        Error(
+            f"The tables of helix_store in the database {connection.alias!r} begin with "
+            f'"{other}", but HELIX_STORE["TABLE_PREFIX"] is "{prefix}": there are no such tables.',
+            hint=f'Set HELIX_STORE["TABLE_PREFIX"] = "{other}". For tables that begin with "{prefix}", '
+            "migrate another database or schema.",
+            id="helix_store.E012",
+        )
+        for connection in (*app_connections("sqlite"), *app_connections("postgresql"))
+        if connection.alias in (databases or ())
+        if (other := _prefix_of_the_tables(connection)) is not None
+    ]
+
+
+@register(Tags.database, "helix_store")
+def check_migrations(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
+    """Report E017: the database has some, but not all, of the migrations that a later one replaces.
+
+    Django would report a conflict and advise to run ``makemigrations --merge``, which cannot help: the
+    missing migrations were never published.
+    """
+    return [
+        Error(
+            f"The database {connection.alias!r} was made by a version before the first release, with the "
+            f"migrations {first} to {last}. {name} replaced them before they were complete, so no version "
+            "can migrate this database.",
+            hint="Do not merge migrations. With the version that made the database, run "
+            '"manage.py helix_export --output FILE". Then migrate an empty database with this version, and '
+            'run "manage.py helix_import FILE" there. See "Databases of versions before the first release" '
+            "in docs/settings.md.",
+            id="helix_store.E017",
+        )
+        for connection in (*app_connections("sqlite"), *app_connections("postgresql"))
+        if connection.alias in (databases or ())
+        for name, first, last in _half_replaced(connection)
+    ]
+
+
+def _half_replaced(connection: BaseDatabaseWrapper) -> Iterator[tuple[str, str, str]]:
+    """Yield migrations of this app of which only a part is applied, with its first and last migration."""
+    applied = {name for app, name in MigrationRecorder(connection).applied_migrations() if app == APP}
+    for (app, name), migration in MigrationLoader(None).disk_migrations.items():
+        replaced = {each for _, each in migration.replaces}
+        found = sorted(replaced & applied)
+        if app == APP and found and name not in applied and not replaced <= applied:
+            yield name, found[0], found[-1]
+
+
+def _prefix_of_the_tables(connection: BaseDatabaseWrapper) -> str | None:
+    """Return the prefix of the tables that the migrations created, if none has the configured prefix."""
+    names = {name.lower(): name for name in connection.introspection.table_names()}
+    if conf.table_name("session").lower() in names:
+        return None
+    if all(app != "helix_store" for app, _ in MigrationRecorder(connection).applied_migrations()):
+        return None
+    for lower_name, name in names.items():
+        prefix = lower_name.removesuffix("session")
+        if prefix and all(prefix + suffix in names for suffix in _FIRST_TABLES):
+            return name[: len(prefix)]
+    return None

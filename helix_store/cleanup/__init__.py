@@ -4,8 +4,8 @@ Retention has its own public path: `helix_store.retention`.
 """
 
 from helix_store.cleanup.erasure import erase
-from helix_store.cleanup.outcomes import CleanupDetails, CleanupSummary, ErasureReceipt
-from helix_store.cleanup.run import expired_session_cleanup, expired_session_cleanup_batches
+from helix_store.cleanup.expiry import expired_session_cleanup, expired_session_cleanup_batches
+from helix_store.cleanup.workspaces import CleanupDetails, CleanupSummary, ErasureReceipt
 
 __all__ = [
     "CleanupDetails",

@@ -1,37 +1,422 @@
-"""Erasure of a user, a session or a tenant, with a receipt."""
+"""Erasure: deleting trees of sessions with everything that refers to them."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from django.db.models import Exists, Model, OuterRef, QuerySet
+from django.db.models import Count, Exists, F, Model, OuterRef, QuerySet, Sum
 
 from helix_store import conf
 from helix_store.catalogue import tables
-from helix_store.cleanup import references, trees
-from helix_store.cleanup.outcomes import ErasureReceipt, SessionKey, digest_of
+from helix_store.catalogue.table import children_of_sessions, tenants_with_rows
 from helix_store.cleanup.workspaces import (
+    ErasureReceipt,
     MissingProvider,
+    SessionKey,
+    Snapshot,
     WorkspaceProvider,
     configured_workspace_providers,
+    digest_of,
+    owned_snapshots,
 )
 from helix_store.core import moments, validation
 from helix_store.core.budgets import BudgetScope
-from helix_store.core.types import UserId
-from helix_store.counters.counting import delete_usage
-from helix_store.engine.database import Database
-from helix_store.engine.moved_tenants import refuse_moved
-from helix_store.engine.paging import keyset_pages
+from helix_store.core.payloads import decode_object
+from helix_store.core.types import BRANCHED_FROM, SessionStatus, StreamStatus, UserId
+from helix_store.counters import delete_usage
+from helix_store.engine.database import Database, refuse_moved
+from helix_store.engine.expressions import for_keys, has_metadata, keyset_pages, list_parameter
+from helix_store.engine.statement import Clock, Statement, table, with_clock
 from helix_store.exceptions import InvalidQuery
-from helix_store.models import Lock, Post, Session, Stream, SubSessionRef, UsageEntry
-from helix_store.sessions.database.trees import delete_locked_sessions, lock_tree, tree_keys
+from helix_store.models import (
+    Budget,
+    BudgetCounter,
+    Checkpoint,
+    CheckpointKind,
+    Lock,
+    Post,
+    PostState,
+    Session,
+    Stream,
+    StreamChunk,
+    SubSessionRef,
+    Tombstone,
+    UsageEntry,
+)
+from helix_store.sessions.heads import delete_locked_sessions, forest_keys, lock_tree, tree_keys
+from helix_store.sessions.locking import (
+    NO_TENANT,
+    advance,
+    forget_tenant,
+    lock_session,
+    lock_sessions,
+    set_tombstones,
+)
+from helix_store.sessions.messages import SET_NEXT_POST, is_driven
+from helix_store.sessions.runs import has_live_run
 from helix_store.streams.database import delete_orphaned_streams
+
+_SESSION: Final = table(Session)
+_REF: Final = table(SubSessionRef)
+_STREAM: Final = table(Stream)
+
+# --- Sessions by their keys ---------------------------------------------------------------------------
+
+LINKS_INTO: Final = for_keys(
+    f"""
+    SELECT child.id, parent.id FROM {_SESSION} AS child JOIN {_SESSION} AS parent
+        ON parent.tenant = child.tenant AND parent.session_id = child.parent_session_id
+    WHERE child.id IN %(keys)s
+  UNION ALL
+    SELECT child.id, ref.session_id FROM {_SESSION} AS child
+    JOIN {_REF} AS ref ON ref.sub_session_id = child.session_id AND ref.location = 'local'
+    JOIN {_SESSION} AS owner ON owner.id = ref.session_id AND owner.tenant = child.tenant
+    WHERE child.id IN %(keys)s"""
+)
+"""The keys of these sessions, each with the key of a session of which it is a sub-session."""
+
+_AGES: Final = " ".join(f"WHEN '{status}' THEN updated_at <= %({status})s" for status in SessionStatus)
+
+NOT_IDLE: Final = for_keys(
+    f"""
+    SELECT id FROM {_SESSION}
+    WHERE id IN %(keys)s AND NOT coalesce(CASE status {_AGES} END, FALSE)"""
+)
+"""The keys of sessions written after the cutoff for their status. Without a cutoff, they are never idle."""
+
+
+def _in_use(clock: Clock) -> str:
+    return f"""
+        SELECT s.id FROM {_SESSION} AS s WHERE s.id IN %(keys)s AND (
+            {has_live_run(clock, "s")} OR {is_driven(clock)} OR EXISTS (
+                SELECT 1 FROM {_STREAM} AS st
+                WHERE st.tenant = s.tenant AND st.stream_id = s.stream_id
+                    AND st.status = '{StreamStatus.ACTIVE.value}' AND st.lease_expires_at > {clock.now}
+            )
+        )"""
+
+
+IN_USE: Final = for_keys(with_clock(_in_use))
+"""The keys of sessions with a live lock, a live run, or a stream with a live writer."""
+
+
+def _streams_of_no_other(clock: Clock) -> str:
+    not_chosen = "NOT (o.id IN %(keys)s)"
+    # The search for other sessions is split in two, so that each part is one index lookup.
+    other = f"SELECT 1 FROM {_SESSION} AS o WHERE o.tenant = st.tenant AND o.stream_id = st.stream_id"
+    return f"""
+        SELECT st.id, st.last_sequence - st.floor,
+            st.status = '{StreamStatus.ACTIVE.value}' AND st.lease_expires_at <= {clock.now}
+        FROM {_STREAM} AS st
+        WHERE st.tenant = (SELECT %(tenant)s)
+            AND st.stream_id IN (SELECT s.stream_id FROM {_SESSION} AS s WHERE s.id IN %(keys)s)
+            AND NOT EXISTS ({other} AND o.session_id = st.stream_id AND {not_chosen})
+            AND NOT EXISTS (
+                {other} AND (o.stream_id < o.session_id OR o.stream_id > o.session_id) AND {not_chosen}
+            )"""
+
+
+STREAMS_OF_NO_OTHER: Final = for_keys(with_clock(_streams_of_no_other))
+"""The key, the chunk count and the lost-writer flag of streams that only these sessions refer to."""
+
+
+@cache
+def row_counts_statement() -> Statement:
+    """Return the statement that counts rows of these sessions, in the order of `children_of_sessions`.
+
+    It is built on first use, because only then are all models known.
+    """
+    counts = (
+        f"(SELECT count(*) FROM {table(child.related_model)} WHERE {child.field.column} IN %(keys)s)"
+        for child in children_of_sessions()
+    )
+    return for_keys(f"SELECT {', '.join(counts)}")
+
+
+# --- Usage --------------------------------------------------------------------------------------------
+
+
+def _anonymise(random_id: str) -> str:
+    # Rows that are already anonymous are not written again.
+    return f"""
+        UPDATE {table(UsageEntry)} SET user_id = NULL, session_id = NULL, run_id = NULL,
+            sub_session_id = NULL, recorded_for = '', entry_id = {random_id}
+        WHERE id IN %(keys)s AND recorded_for <> '' RETURNING id"""
+
+
+# Citus does not allow random functions in an UPDATE.
+_DIGEST_OF_ID: Final = "left(encode(pg_catalog.sha256((%(secret)s || id::text)::bytea), 'hex'), 32)"
+ANONYMISE_USAGE: Final = for_keys(
+    Statement(_anonymise(_DIGEST_OF_ID), _anonymise("lower(hex(randomblob(16)))"))
+)
+"""Remove the user, the session and the run from usage entries.
+
+The id of an entry is also replaced, because it may be derived from the session's id. ``secret`` is random.
+"""
+
+
+# --- Checkpoints --------------------------------------------------------------------------------------
+
+_IS_STEP: Final = f"c.kind = '{CheckpointKind.STEP.value}' AND c.namespace = ''"
+
+
+def _too_many_checkpoints(clock: Clock) -> str:
+    checkpoints = f"""
+        {table(Checkpoint)} AS c
+        WHERE c.session_id = s.id AND {_IS_STEP}"""
+    return f"""
+        SELECT s.session_id, (SELECT count(*) FROM {checkpoints}) - %(keep)s
+        FROM {_SESSION} AS s
+        WHERE s.tenant = (SELECT %(tenant)s) AND s.session_id > %(after)s
+            AND (SELECT c.version FROM {checkpoints} ORDER BY c.version DESC LIMIT 1 OFFSET %(keep)s)
+                IS NOT NULL
+            AND NOT {has_live_run(clock, "s")}
+            AND NOT {is_driven(clock)}
+        ORDER BY s.session_id LIMIT %(limit)s"""
+
+
+TOO_MANY_CHECKPOINTS: Final = with_clock(_too_many_checkpoints)
+"""The id of each session that is not in use, and its number of surplus step checkpoints, ordered by id."""
+
+SURPLUS_CHECKPOINTS: Final = for_keys(
+    f"""
+    SELECT coalesce(sum(grouped.surplus), 0) FROM (
+        SELECT count(*) - %(keep)s AS surplus FROM {table(Checkpoint)} AS c
+        WHERE c.session_id IN %(keys)s AND {_IS_STEP} GROUP BY c.session_id HAVING count(*) > %(keep)s
+    ) AS grouped"""
+)
+"""The total number of surplus step checkpoints of these sessions."""
+
+
+Rows = Counter[type[Model]]
+
+
+def tenants_of(using: str | None, models: Iterable[type[Model]]) -> list[str]:
+    """Return the tenants with rows in these tables.
+
+    Each tenant takes one index lookup, regardless of its size.
+    """
+    alias = Database(using, "").alias
+    return sorted({tenant for model in models for tenant in tenants_with_rows(model, alias)})
+
+
+def sessions_with_keys(db: Database, keys: Collection[int]) -> QuerySet[Session]:
+    return Session.objects.using(db.alias).filter(pk__in=keys)
+
+
+def require_writable(db: Database, keys: Collection[int]) -> None:
+    """Write locked rows unchanged, so that a tenant being moved is refused before any irreversible step.
+
+    Its sessions may continue in the other database, with the same snapshots. Raise `TenantMoved`.
+    """
+    sessions_with_keys(db, keys).update(updated_at=F("updated_at"))
+
+
+def ids_of(db: Database, keys: Collection[int]) -> list[str]:
+    return list(sessions_with_keys(db, keys).values_list("session_id", flat=True))
+
+
+def links_into(db: Database, keys: Collection[int]) -> dict[int, set[int]]:
+    """Return, by the key of a session, the keys of the sessions of which it is a sub-session."""
+    links = defaultdict(set)
+    for key, owner in db.read(LINKS_INTO, {"keys": list_parameter(db, list(keys))}):
+        links[key].add(owner)
+    return links
+
+
+def is_in_use(db: Database, keys: Collection[int]) -> bool:
+    """Return whether one of the sessions is in use and must be kept. Call this in a transaction.
+
+    It locks the rows of the sessions' locks, so that nobody can acquire one until the transaction ends.
+    """
+    locks = locks_of(db, keys)
+    # If a row is locked, someone is acquiring that lock, so it is about to become live.
+    free = set(locks.select_for_update(skip_locked=True).order_by("pk").values_list("pk", flat=True))
+    if set(locks.values_list("pk", flat=True)) - free:
+        return True
+    return bool(in_use(db, keys))
+
+
+def in_use(db: Database, keys: Collection[int]) -> set[int]:
+    """Return the sessions with a live lock, a live run, or a stream with a live writer."""
+    return {key for (key,) in db.read(IN_USE, {"keys": list_parameter(db, list(keys))})}
+
+
+def locks_of(db: Database, keys: Collection[int]) -> QuerySet[Lock]:
+    """Return the locks with the names of these sessions."""
+    names = sessions_with_keys(db, keys).values("session_id")
+    return Lock.objects.using(db.alias).filter(tenant=db.tenant, name__in=names)
+
+
+def snapshots_of_tree(
+    db: Database, keys: Collection[int], providers: Mapping[str, WorkspaceProvider]
+) -> list[Snapshot]:
+    """Return the workspace snapshots of these sessions.
+
+    Raise `MissingProvider`, or `IntegrityFault` if a session cannot be read.
+    """
+    rows = sessions_with_keys(db, keys).order_by("pk").values_list("pk", "session_id", "current__envelope")
+    return [
+        snapshot
+        for key, session_id, envelope in list(rows)
+        for snapshot in owned_snapshots(
+            providers,
+            SessionKey(session_id, db.tenant, key),
+            decode_object(envelope or "").get("workspace_refs", {}).values(),
+        )
+    ]
+
+
+class DoomedStream(NamedTuple):
+    """A stream that no session refers to once these sessions are deleted."""
+
+    key: int
+    chunks: int
+    is_lost: bool
+    """True if its writer died, so that pruning would mark the stream as failed."""
+
+
+def doomed_streams(db: Database, keys: Collection[int]) -> list[DoomedStream]:
+    parameters = {"tenant": db.tenant, "keys": list_parameter(db, list(keys))}
+    return [DoomedStream(*row) for row in db.read(STREAMS_OF_NO_OTHER, parameters)]
+
+
+def row_counts(db: Database, keys: Collection[int], streams: Collection[DoomedStream]) -> Rows:
+    """Return the rows of each model that are deleted with these sessions and streams, without usage."""
+    (numbers,) = db.read(row_counts_statement(), {"keys": list_parameter(db, list(keys))})
+    models = (relation.related_model for relation in children_of_sessions())
+    counts: Rows = Counter(dict(zip(models, numbers, strict=True)))
+    counts[Session] = len(keys)
+    counts[Stream] = len(streams)
+    counts[StreamChunk] = sum(stream.chunks for stream in streams)
+    return counts
+
+
+# --- Forecast ----------------------------------------------------------------------------------------
+
+
+class Forecast:
+    """The forecast of a tenant's erasure for a dry run, tree by tree in the order of a real one."""
+
+    def __init__(self, *, force: bool) -> None:
+        self._force = force
+        self._counted: set[int] = set()
+
+    def of_page(self, db: Database, tops: Sequence[int]) -> tuple[Rows, int, list[int]]:
+        """Return the rows that are deleted with the trees of these sessions, the number of the trees, and the
+        roots of trees in use.
+
+        Usage, streams and locks are not counted. Pages come in key order, so only those sub-sessions already
+        counted that have larger keys must be remembered.
+        """
+        found = forest_keys(db, tops)
+        used = set() if self._force else in_use(db, set().union(*found.values()))
+        left, counted, number = [], set[int](), 0
+        for top, keys in found.items():
+            if top in self._counted:
+                continue
+            if keys & used:
+                left.append(top)
+                continue
+            # A session with a smaller key has already been counted with its tree.
+            counted |= {key for key in keys if key >= top} - self._counted
+            self._counted |= keys
+            number += 1
+        self._counted = {key for key in self._counted if key > tops[-1]}
+        return row_counts(db, counted, []), number, left
+
+    def streams(self, db: Database) -> Rows:
+        """Count the tenant's streams and their chunks. Call this in a query."""
+        chunks = Sum(F("last_sequence") - F("floor"), default=0)
+        streams = Stream.objects.using(db.alias).filter(tenant=db.tenant)
+        sums = streams.aggregate(streams=Count("pk"), chunks=chunks)
+        return Counter({Stream: sums["streams"], StreamChunk: sums["chunks"]})
+
+
+def branches_of(db: Database, session_ids: Collection[str]) -> list[str]:
+    """Return the sessions branched from one of these. Each has a copy of part of its history."""
+    sessions = Session.objects.using(db.alias).filter(tenant=db.tenant)
+    found: set[str] = set()
+    for session_id in session_ids:
+        branched = sessions.filter(has_metadata(BRANCHED_FROM, session_id))
+        found.update(branched.values_list("session_id", flat=True))
+    return sorted(found.difference(session_ids))
+
+
+def forget_branching_point(db: Database, session_id: str) -> None:
+    """Remove the id of the source session from a branch. Call this in a transaction."""
+    head = lock_session(db, session_id)
+    metadata = Session.objects.using(db.alias).values_list("metadata", flat=True).get(pk=head.pk)
+    advance(db, head, metadata={key: value for key, value in metadata.items() if key != BRANCHED_FROM})
+
+
+def foreign_refs(
+    db: Database, keys: Collection[int], session_ids: Collection[str]
+) -> QuerySet[SubSessionRef]:
+    """Return the refs that other sessions have to these. A ref holds the output of its sub-session."""
+    refs = SubSessionRef.objects.using(db.alias).filter(sub_session_id__in=session_ids, location="local")
+    # This is not a join, because without statistics SQLite would start with all sessions of the tenant.
+    of_tenant = Session.objects.using(db.alias).filter(pk=OuterRef("session_id"), tenant=db.tenant)
+    return refs.filter(Exists(of_tenant)).exclude(session_id__in=keys)
+
+
+def remove_foreign_refs(db: Database, keys: Collection[int], session_ids: Collection[str]) -> int:
+    """Delete these refs, lock each session and increment its version. Call this in a transaction."""
+    refs = foreign_refs(db, keys, session_ids)
+    owners = list(refs.order_by("session_id").values_list("session__session_id", flat=True).distinct())
+    removed = 0
+    for owner in owners:
+        head = lock_session(db, owner)
+        removed += refs.filter(session_id=head.pk).delete()[0]
+        advance(db, head)
+    return removed
+
+
+def kept_usage(db: Database, session_ids: Collection[str]) -> QuerySet[UsageEntry]:
+    """Return the usage entries of deleted sessions with these ids."""
+    entries = UsageEntry.objects.using(db.alias).filter(tenant=db.tenant)
+    return entries.filter(recorded_for__in=session_ids, session__isnull=True)
+
+
+def usage_of_sub_sessions(
+    db: Database, keys: Collection[int], session_ids: Collection[str]
+) -> QuerySet[UsageEntry]:
+    """Return the entries of other sessions that name one of these as their sub-session."""
+    entries = UsageEntry.objects.using(db.alias).filter(tenant=db.tenant, sub_session_id__in=session_ids)
+    return entries.exclude(session_id__in=keys)
+
+
+def budgets_of(db: Database, scope: BudgetScope, values: Collection[str]) -> Iterator[QuerySet[Any]]:
+    """Yield the counters of these users or trees, including those of budgets per user, and their budgets."""
+    budgets = Budget.objects.using(db.alias).filter(tenant=db.tenant, scope=scope)
+    counters = BudgetCounter.objects.using(db.alias).filter(tenant=db.tenant, value__in=values)
+    yield counters.filter(name__in=budgets.filter(value__in=[*values, ""]).values("name"))
+    yield budgets.filter(value__in=values)
+
+
+def posts_of(db: Database, author: str) -> QuerySet[Post]:
+    """Return a user's posts in the sessions of the tenant."""
+    return Post.objects.using(db.alias).filter(author=author, session__tenant=db.tenant)
+
+
+def forget_author(db: Database, key: int, author: str) -> int:
+    """Remove an author from a session's posts, withdraw waiting ones, and return the number of posts.
+
+    Call this in a transaction.
+    """
+    lock_sessions(db, [key])
+    posts = Post.objects.using(db.alias).filter(session_id=key, author=author)
+    posts.filter(state=PostState.WAITING).update(state=PostState.WITHDRAWN, payload=None)
+    forgotten = posts.update(author=None)
+    db.execute(SET_NEXT_POST, {"key": key})
+    return forgotten
+
 
 logger = logging.getLogger("helix_store.cleanup")
 
@@ -164,7 +549,7 @@ class Erasure:
     def _tenants(self) -> list[str]:
         if self.tenant is not None:
             return [self.tenant]
-        known = trees.tenants_of(self.using, [each.model for each in tables() if each.names_tenant])
+        known = tenants_of(self.using, [each.model for each in tables() if each.names_tenant])
         if self.session_id is None:
             return known
         having = [tenant for tenant in known if self._has_traces(Database(self.using, tenant))]
@@ -215,7 +600,7 @@ class Erasure:
     def _branches(self, db: Database, session_id: str) -> set[str]:
         if self.keep_branches or self._is_of_tenant:
             return set()
-        return set(references.branches_of(db, trees.ids_of(db, tree_keys(db, session_id))))
+        return set(branches_of(db, ids_of(db, tree_keys(db, session_id))))
 
     def _erase_tree(self, db: Database, session_id: str, met: Collection[str], *, is_branch: bool) -> None:
         """Erase one tree, or record why it is skipped. An error does not affect other trees."""
@@ -239,35 +624,36 @@ class Erasure:
         keys = lock_tree(db, session_id)
         if not keys:
             return {"deleted": {}}
-        if not self.force and trees.is_in_use(db, keys):
+        if not self.force and is_in_use(db, keys):
             raise _Left(_IN_USE)
-        ids = trees.ids_of(db, keys)
-        changed: trees.Rows = Counter()
-        branches = set() if self._is_of_tenant else set(references.branches_of(db, ids))
+        ids = ids_of(db, keys)
+        changed: Rows = Counter()
+        branches = set() if self._is_of_tenant else set(branches_of(db, ids))
         if self.keep_branches:
             for branch in sorted(branches):
-                references.forget_branching_point(db, branch)
+                forget_branching_point(db, branch)
             changed[Session] += len(branches)
         elif branches.difference(met):
             raise _NewBranches
         elif branches.intersection(key.session_id for key, _ in self.left if key.tenant == db.tenant):
             raise _Left("a branch of it is kept")
         keeps_snapshots = self.leave_snapshots or self.dry_run
-        snapshots = [] if keeps_snapshots else trees.snapshots_of_tree(db, keys, self._providers)
+        snapshots = [] if keeps_snapshots else snapshots_of_tree(db, keys, self._providers)
         if snapshots:
-            trees.require_writable(db, keys)
+            require_writable(db, keys)
         for snapshot in snapshots:
             snapshot.delete()
-        deleted: trees.Rows = Counter()
-        deleted[SubSessionRef] = references.remove_foreign_refs(db, keys, ids)
-        deleted[UsageEntry] = delete_usage(db, references.kept_usage(db, ids))
-        changed[UsageEntry] = references.usage_of_sub_sessions(db, keys, ids).update(sub_session_id=None)
-        deleted[Lock], _ = trees.locks_of(db, keys).delete()
-        for rows in references.budgets_of(db, BudgetScope.TREE, ids):
+        deleted: Rows = Counter()
+        deleted[SubSessionRef] = remove_foreign_refs(db, keys, ids)
+        deleted[UsageEntry] = delete_usage(db, kept_usage(db, ids))
+        changed[UsageEntry] = usage_of_sub_sessions(db, keys, ids).update(sub_session_id=None)
+        deleted[Lock], _ = locks_of(db, keys).delete()
+        for rows in budgets_of(db, BudgetScope.TREE, ids):
             deleted[rows.model], _ = rows.delete()
         deleted += delete_locked_sessions(db, keys, keep_usage=False)
         # A stream may have the session's own id without being named by any session.
         deleted += delete_orphaned_streams(db, ids)
+        set_tombstones(db, ids, of_erased_tenant=self._is_of_tenant)
         return {"deleted": deleted, "changed": changed, "snapshots_deleted": len(snapshots)}
 
     def _count_tenant(self, db: Database) -> Iterator[ErasureReceipt]:
@@ -275,7 +661,7 @@ class Erasure:
 
         Erasing 100,000 sessions in a transaction that is rolled back would lock their rows for minutes.
         """
-        forecast = trees.Forecast(force=self.force)
+        forecast = Forecast(force=self.force)
         for page in self._session_pages(db):
             deleted, number, in_use = forecast.of_page(db, list(page))
             for key in in_use:
@@ -285,7 +671,7 @@ class Erasure:
         self._count(deleted=db.query(partial(forecast.streams, db)))
         rows = [_of_tenant(db, UsageEntry), self._free(db, _of_tenant(db, Lock))]
         if not self.left:
-            rows += [_of_tenant(db, table.model) for table in tables("tenant")]
+            rows += [_of_tenant(db, each) for each in _models_of_tenant()]
         for each in rows:
             self._count(deleted={each.model: db.query(each.count)})
             yield self.receipt
@@ -296,7 +682,7 @@ class Erasure:
         usage = _of_tenant(db, UsageEntry)
         if self._user_id is not None:
             yield from self._delete_pages(db, usage.filter(user_id=self._user_id))
-            for rows in references.budgets_of(db, BudgetScope.USER, [self._user_id]):
+            for rows in budgets_of(db, BudgetScope.USER, [self._user_id]):
                 yield from self._delete_pages(db, rows)
             yield from self._forget_author(db, self._user_id)
         elif self.session_id is not None:
@@ -306,12 +692,12 @@ class Erasure:
 
     def _forget_author(self, db: Database, user_id: str) -> Iterator[ErasureReceipt]:
         """Remove a user from posts in the sessions of others, and withdraw the waiting ones."""
-        posts = references.posts_of(db, user_id)
+        posts = posts_of(db, user_id)
         keys = db.query(
             lambda: list(posts.order_by("session_id").values_list("session_id", flat=True).distinct())
         )
         for key in keys:
-            forgotten = db.transaction(partial(references.forget_author, db, key, user_id))
+            forgotten = db.transaction(partial(forget_author, db, key, user_id))
             self._count(changed={Post: forgotten})
             yield self.receipt
 
@@ -320,8 +706,9 @@ class Erasure:
         session = Session.objects.using(db.alias).filter(tenant=db.tenant, session_id=session_id)
         if db.query(session.exists):
             return
-        yield from self._delete_pages(db, references.kept_usage(db, [session_id]))
-        for rows in references.budgets_of(db, BudgetScope.TREE, [session_id]):
+        db.transaction(partial(set_tombstones, db, [session_id]))
+        yield from self._delete_pages(db, kept_usage(db, [session_id]))
+        for rows in budgets_of(db, BudgetScope.TREE, [session_id]):
             yield from self._delete_pages(db, rows)
         locks = _of_tenant(db, Lock).filter(name=session_id)
         yield from self._delete_pages(db, self._free(db, locks))
@@ -338,8 +725,11 @@ class Erasure:
         if not self.left:
             # A session that was skipped may need these rows. Rows that refer to others are deleted first, so
             # that they are counted.
-            for table in reversed(tables("tenant")):
-                yield from self._delete_pages(db, _of_tenant(db, table.model))
+            for model in reversed(_models_of_tenant()):
+                yield from self._delete_pages(db, _of_tenant(db, model))
+            if db.tenant != NO_TENANT:
+                for page in _pages(db, _of_tenant(db, Tombstone)):
+                    db.transaction(partial(forget_tenant, db, [key for (key,) in page]))
 
     def _free(self, db: Database, locks: QuerySet[Lock]) -> QuerySet[Lock]:
         """Return the locks that nobody holds, or all locks with ``force``. Held locks are kept."""
@@ -370,6 +760,11 @@ class Erasure:
 
     def _count(self, **more: int | Mapping[type[Model], int]) -> None:
         self.receipt = self.receipt.plus(**more)
+
+
+def _models_of_tenant() -> list[type[Model]]:
+    """Return the models whose rows belong to a tenant, except tombstones, which outlive an erasure."""
+    return [each.model for each in tables("tenant") if each.model is not Tombstone]
 
 
 def _of_tenant(db: Database, model: type[Model]) -> QuerySet[Any]:

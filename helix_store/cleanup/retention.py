@@ -15,27 +15,50 @@ from typing import Any, Final
 from django.db.models import Exists, Model, OuterRef
 
 from helix_store import conf
-from helix_store.cleanup import trees
-from helix_store.cleanup.outcomes import Counts
-from helix_store.cleanup.sql import ANONYMISE_USAGE, NOT_IDLE, SURPLUS_CHECKPOINTS, TOO_MANY_CHECKPOINTS
+from helix_store.budgets import ended_counters, forget_periods
+from helix_store.cleanup.erasure import (
+    ANONYMISE_USAGE,
+    NOT_IDLE,
+    SURPLUS_CHECKPOINTS,
+    TOO_MANY_CHECKPOINTS,
+    DoomedStream,
+    Rows,
+    doomed_streams,
+    in_use,
+    is_in_use,
+    links_into,
+    require_writable,
+    row_counts,
+    snapshots_of_tree,
+    tenants_of,
+)
 from helix_store.cleanup.workspaces import (
+    Counts,
     MissingProvider,
     WorkspaceProvider,
     configured_workspace_providers,
 )
 from helix_store.core import validation
-from helix_store.core.retention import RetentionPolicy
-from helix_store.core.types import SessionStatus, Timestamp
-from helix_store.counters.counting import change_usage, delete_usage
+from helix_store.core.budgets import BudgetPeriod
+from helix_store.core.types import RetentionPolicy, SessionStatus, Timestamp
+from helix_store.counters import change_usage, delete_usage
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import list_parameter
-from helix_store.engine.paging import keyset_pages
+from helix_store.engine.expressions import keyset_pages, list_parameter
 from helix_store.exceptions import TenantMoved
-from helix_store.models import Checkpoint, Session, Stream, StreamChunk, UsageEntry
-from helix_store.sessions.database.trees import TreeBusy, delete_locked_sessions, forest_keys, lock_tree
-from helix_store.stores.database import DatabaseStateStore
-from helix_store.streams.pruning import prune_batches, would_empty
-from helix_store.streams.rules import PruneRequest
+from helix_store.models import (
+    Budget,
+    BudgetCounter,
+    Checkpoint,
+    Operation,
+    Session,
+    Stream,
+    StreamChunk,
+    UsageEntry,
+)
+from helix_store.sessions.heads import TreeBusy, delete_locked_sessions, forest_keys, lock_tree
+from helix_store.stores.store import DatabaseStateStore
+from helix_store.streams.chunks import PruneRequest
+from helix_store.streams.database import prune_batches, would_empty
 
 logger = logging.getLogger("helix_store.cleanup")
 
@@ -57,6 +80,8 @@ class RetentionSummary(Counts):
     streams: dict[str, int] = field(default_factory=dict)
     usage_dropped: dict[str, int] = field(default_factory=dict)
     usage_anonymised: dict[str, int] = field(default_factory=dict)
+    budget_periods: dict[str, int] = field(default_factory=dict)
+    operations: dict[str, int] = field(default_factory=dict)
     trees: int = 0
     in_use: int = 0
     snapshots_deleted: int = 0
@@ -146,7 +171,7 @@ class Retention:
             db = Database(self.using, "")
             self._now = db.query(db.now)
         given = self.tenant
-        tenants = trees.tenants_of(self.using, [Session, UsageEntry]) if given is None else [given]
+        tenants = tenants_of(self.using, [Session, UsageEntry, Budget]) if given is None else [given]
         for tenant in tenants:
             yield from self._unless_moved(tenant, self._apply(Database(self.using, tenant)))
         yield from self._prune_streams()
@@ -155,6 +180,8 @@ class Retention:
         yield from self._delete_idle_sessions(db)
         yield from self._prune_checkpoints(db)
         yield from self._reduce_usage(db)
+        yield from self._forget_periods(db)
+        yield from self._forget_operations(db)
 
     def _unless_moved(self, tenant: str, steps: Iterator[RetentionSummary]) -> Iterator[RetentionSummary]:
         """Run all rules for one of several tenants.
@@ -207,7 +234,7 @@ class Retention:
         found = forest_keys(db, tops)
         used = self._not_idle(db, set().union(*found.values()))
         idle = {top: keys for top, keys in found.items() if not keys & used}
-        links = trees.links_into(db, set().union(*idle.values()))
+        links = links_into(db, set().union(*idle.values()))
         return {
             top: keys
             for top, keys in idle.items()
@@ -224,16 +251,16 @@ class Retention:
         """Delete one tree unless it is in use. An error does not affect other trees."""
         deleted_snapshots = 0
 
-        def delete_if_still_idle() -> trees.Rows | None:
+        def delete_if_still_idle() -> Rows | None:
             """Return the deleted rows, or ``None`` if the tree is in use."""
             nonlocal deleted_snapshots
             keys = lock_tree(db, session_id, wait=False)
             if not keys or self._not_idle(db, keys):
                 return Counter()
-            if trees.is_in_use(db, keys):
+            if is_in_use(db, keys):
                 return None
-            if snapshots := trees.snapshots_of_tree(db, keys, self._providers):
-                trees.require_writable(db, keys)
+            if snapshots := snapshots_of_tree(db, keys, self._providers):
+                require_writable(db, keys)
             for snapshot in snapshots:
                 snapshot.delete()
                 deleted_snapshots += 1
@@ -265,15 +292,15 @@ class Retention:
     def _count_trees(self, db: Database, closed: Iterable[set[int]]) -> None:
         """Count the trees and rows that `_delete` would delete."""
         distinct = set(map(frozenset, closed))
-        used = trees.in_use(db, set().union(*distinct))
+        used = in_use(db, set().union(*distinct))
         free = [keys for keys in distinct if not keys & used]
         self._count(in_use=len(distinct) - len(free))
         keys = set().union(*free)
-        streams = trees.doomed_streams(db, keys)
-        self._count(sessions=trees.row_counts(db, keys, streams), trees=len(free))
+        streams = doomed_streams(db, keys)
+        self._count(sessions=row_counts(db, keys, streams), trees=len(free))
         self._doom(db, keys, streams)
 
-    def _doom(self, db: Database, keys: Collection[int], streams: Sequence[trees.DoomedStream]) -> None:
+    def _doom(self, db: Database, keys: Collection[int], streams: Sequence[DoomedStream]) -> None:
         """Record the rows that other rules would also have counted here."""
         if self._policy.checkpoints_keep is not None:
             parameters = {"keep": self._policy.checkpoints_keep, "keys": list_parameter(db, list(keys))}
@@ -323,7 +350,7 @@ class Retention:
             if self.tenant is not None:
                 raise
             # One statement for all tenants fails if one of them is being moved.
-            for tenant in trees.tenants_of(self.using, [Stream]):
+            for tenant in tenants_of(self.using, [Stream]):
                 yield from self._unless_moved(tenant, self._prune_streams_of(tenant, self._prune_request))
 
     def _prune_streams_of(self, tenant: str | None, request: PruneRequest) -> Iterator[RetentionSummary]:
@@ -351,18 +378,56 @@ class Retention:
                 named = named.filter(timestamp__gt=self._before(drop))
             yield from self._in_pages(db, "usage_anonymised", named, _anonymise_usage)
 
+    # --- Budgets and repeats ------------------------------------------------------------------------------
+
+    def _forget_periods(self, db: Database) -> Iterator[RetentionSummary]:
+        days = self._policy.budget_periods_days
+        if days is None:
+            return
+        before = self._before(days)
+        name: str
+        period: str
+        budgets = Budget.objects.using(db.alias).filter(tenant=db.tenant).values_list("name", "period")
+        for name, period in db.query(partial(list, budgets.order_by("name"))):
+            if self.dry_run:
+                ended = ended_counters(db, name, BudgetPeriod(period), before)
+                self._count(budget_periods=Rows({BudgetCounter: db.query(ended.count)}))
+                yield self.summary
+                continue
+            deleted = self._page_size
+            while deleted == self._page_size:
+                deleted = db.transaction(partial(forget_periods, db, name, before, self._page_size))
+                self._count(budget_periods=Rows({BudgetCounter: deleted}))
+                yield self.summary
+
+    def _forget_operations(self, db: Database) -> Iterator[RetentionSummary]:
+        days = self._policy.operations_days
+        if days is None:
+            return
+        rows = Operation.objects.using(db.alias).filter(session__tenant=db.tenant)
+        old = rows.filter(created_at__lte=self._before(days))
+        if self.dry_run:
+            self._count(operations=Rows({Operation: db.query(old.count)}))
+            yield self.summary
+            return
+        for page in keyset_pages(db, old, ("pk",), sizes=repeat(self._page_size)):
+            keys = [key for (key,) in page]
+            deleted, _ = db.transaction(Operation.objects.using(db.alias).filter(pk__in=keys).delete)
+            self._count(operations=Rows({Operation: deleted}))
+            yield self.summary
+
     def _in_pages(
         self, db: Database, rule: str, entries: Any, change: Callable[[Database, list[int]], int]
     ) -> Iterator[RetentionSummary]:
         """Change entries in the order of the index by time."""
         if self.dry_run:
-            self._count(**{rule: trees.Rows({UsageEntry: db.query(entries.count)})})
+            self._count(**{rule: Rows({UsageEntry: db.query(entries.count)})})
             yield self.summary
             return
         for page in keyset_pages(db, entries, ("timestamp", "pk"), sizes=repeat(_USAGE_PER_TRANSACTION)):
             keys = [key for _, key in page]
             changed = db.transaction(partial(change, db, keys))
-            self._count(**{rule: trees.Rows({UsageEntry: changed})})
+            self._count(**{rule: Rows({UsageEntry: changed})})
             yield self.summary
 
 

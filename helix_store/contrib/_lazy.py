@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from importlib.metadata import packages_distributions, version
 from typing import Any
 
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+
 
 def lazily(
-    package: str, framework: str, extra: str, *, within: str = "", **homes: str
+    package: str,
+    framework: str,
+    extra: str,
+    *,
+    within: str = "",
+    stored: Collection[str] = (),
+    **homes: str,
 ) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports names from these modules. Without the framework,
-    or with a version that lacks a name, it raises an `ImportError` that names the extra to install.
-    ``within`` is the package of the framework, if it is in a namespace that others share.
+    or with a version that lacks a name, it raises an `ImportError` that names the extra to install. For the
+    names of ``stored``, which need the tables of the package, it raises `ImproperlyConfigured` unless the
+    package is in ``INSTALLED_APPS``. ``within`` is the package of the framework, if it is in a namespace that
+    others share.
     """
 
     def attribute(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            return getattr(import_module(f"{package}.{homes[name]}"), name)
+            found = getattr(import_module(f"{package}.{homes[name]}"), name)
         except ImportError as exc:
             root = (exc.name or "").partition(".")[0]
             if root in ("", "helix_store"):
@@ -30,6 +41,11 @@ def lazily(
             raise ImportError(
                 f'{name} needs {framework}{need}: pip install {option}"helix_store[{extra}]"', name=exc.name
             ) from exc
+        if name in stored and apps.ready and not apps.is_installed(package):
+            raise ImproperlyConfigured(
+                f'{name} needs the tables of {package}: add "{package}" to INSTALLED_APPS, and migrate.'
+            )
+        return found
 
     return attribute
 

@@ -3,19 +3,94 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 from helix_store import conf
 from helix_store.adapters import LockedSession, SessionAdapter
-from helix_store.core import moments
+from helix_store.core import moments, validation
+from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode
+from helix_store.core.types import UsageKind
+from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import IntegrityFault, InvalidPayload
-from helix_store.items import ItemLog
-from helix_store.items.rules import encode_item, item_key
+from helix_store.items import ItemLog, encode_item, item_key
 from helix_store.models import Item, Session
+from helix_store.usage.ledger import token_cost
+from helix_store.usage.store import DatabaseUsageStore
+
+
+def count_of(value: Any) -> int:
+    """Return a number of tokens, or 0 for a value that cannot be one."""
+    return value if type(value) is int and 0 < value < 2**40 else 0
+
+
+def response_entry(
+    session_id: str,
+    entry_id: str | None,
+    *,
+    source: str,
+    model: str,
+    prompt: int,
+    completion: int,
+    reasoning: int = 0,
+    cached: int = 0,
+    cache_write: int = 0,
+    cache_write_1h: int = 0,
+    audio_prompt: int = 0,
+    audio_completion: int = 0,
+    timestamp: int | None = None,
+) -> UsageEntry | None:
+    """Return the entry for a response of a model, or ``None`` for a response without tokens.
+
+    ``cache_write_1h`` is the part of ``cache_write`` that is kept for an hour. See `TokenCounts` for the
+    other counts.
+    """
+    if not prompt + completion:
+        return None
+    tokens = TokenCounts(
+        prompt=prompt,
+        completion=completion,
+        reasoning=reasoning,
+        cached=cached,
+        cache_write=cache_write,
+        audio_prompt=audio_prompt,
+        audio_completion=audio_completion,
+        total=prompt + completion,
+    )
+    now = time.time_ns() // 1_000_000 if timestamp is None else timestamp
+    return UsageEntry(
+        kind=UsageKind.TOKENS,
+        id=entry_id,
+        session_id=session_id,
+        step_count=0,
+        timestamp=now,
+        source=UsageSource(type="agent", name=source),
+        model=model,
+        tokens=tokens,
+        cost_usd=hour_long_cost(model, tokens, now, cache_write_1h),
+    )
+
+
+def hour_long_cost(model: str, tokens: TokenCounts, timestamp: int, cache_write_1h: int) -> Decimal | None:
+    """Return the cost if tokens were written to a cache for an hour, or ``None`` to let the store price the
+    entry: the ledger does not record for how long they are kept.
+    """
+    if not cache_write_1h:
+        return None
+    at = validation.milliseconds_to_datetime(timestamp)
+    return token_cost(model, tokens, at, cache_write_1h=cache_write_1h)
+
+
+def record_usage(session: LockedSession, entries: Iterable[UsageEntry | None]) -> None:
+    """Record the entries that are not ``None`` in the transaction that has locked the session."""
+    if known := [entry for entry in entries if entry is not None]:
+        DatabaseUsageStore(session.alias, tenant=session.tenant).record_entries(known)
+
 
 R = TypeVar("R")
 Document = dict[str, Any]
@@ -39,7 +114,7 @@ class ItemStorage(SessionAdapter):
     """The sessions whose items an adapter reads and writes."""
 
     def log(self, session_id: str, lane: str) -> ItemLog:
-        return ItemLog(session_id, lane, using=self.db.alias, tenant=self.tenant)
+        return ItemLog(session_id, lane, using=self.db.alias, tenant=self.tenant, recreate=self.recreate)
 
     def get(self, session_id: str, lane: str, key: str) -> Document | None:
         """Return the document of a key, or ``None``. One query. Raises `IntegrityFault`."""
@@ -73,11 +148,16 @@ class LockedItems:
         return bool(self._db.execute(_ADD, self._row(key, document)))
 
     def _row(self, key: str, document: Document) -> dict[str, Any]:
-        try:
-            text = encode_item(document, conf.limits())
-        except InvalidPayload:
-            text = encode_item(_as_text(document), conf.limits())
+        text = encode_document(document, conf.limits())
         return {**self._lane, "key": item_key(key), "payload": text, "at": moments.now()}
+
+
+def encode_document(document: Document, limits: Limits) -> str:
+    """Return the stored text of a document. Raises `InvalidPayload` and `LimitExceeded`."""
+    try:
+        return encode_item(document, limits)
+    except InvalidPayload:
+        return encode_item(as_payload(document), limits)
 
 
 def document_of(payload: Any) -> Document:
@@ -101,6 +181,24 @@ def built(build: Callable[[Document], R], document: Document, library: str, name
     )
 
 
+def refuse_unreadable(
+    build: Callable[[Document], object], document: Document, library: str, name: str
+) -> None:
+    """Raise `InvalidPayload` if `built` could not read a document after it is stored."""
+    try:
+        built(build, document, library, name)
+        return
+    except IntegrityFault:
+        pass
+    reason = f"the installed {library} could not read this {name} again"
+    raise InvalidPayload(path=name, reason=reason)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two documents are equal, NaN included."""
+    return bool(one == other) or json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
 # --- Numbers that JSON cannot represent: Python reads 1e400 as infinity, and writes NaN --------------
 
 
@@ -110,12 +208,12 @@ def store_exactly(store: Callable[[list[Any]], object], documents: Sequence[Any]
     A document that would be mistaken for the text of another is also stored as text.
     """
     try:
-        store([_as_text(each) if _is_text(each) else each for each in documents])
+        store([as_payload(each) if _is_text(each) else each for each in documents])
     except InvalidPayload:
-        store([_as_text(each) for each in documents])
+        store([as_payload(each) for each in documents])
 
 
-def _as_text(document: Any) -> Any:
+def as_payload(document: Any) -> Any:
     """Return a payload with the document as text if JSON would change it, otherwise the document itself."""
     try:
         text = json.dumps(document)

@@ -10,7 +10,7 @@ from django.db import router
 from django.db.migrations.operations.base import Operation
 
 from helix_store.catalogue import tables
-from helix_store.core.tenants import TENANT_POLICY, TENANT_VARIABLE
+from helix_store.conf import TENANT_POLICY, TENANT_VARIABLE
 from helix_store.exceptions import NotSupportedOnBackend
 
 __all__ = ["EnableRowLevelSecurity"]
@@ -22,8 +22,9 @@ _CURRENT_TENANT: Final = f"substr(nullif(current_setting('{TENANT_VARIABLE}', tr
 class EnableRowLevelSecurity(Operation):
     """A policy on every table of the app and on registered tables, for a migration of the project.
 
-    A row belongs to its ``tenant``, or to the tenant of its session or stream. A role sees and writes the
-    rows of the tenant in the variable ``helix_store.tenant``, which the stores set when
+    A row belongs to its ``tenant``, or to the tenant of its session or stream. What is written must belong to
+    one tenant as a whole: every column ``tenant``, and every row that a foreign key refers to. A role sees
+    and writes the rows of the tenant in the variable ``helix_store.tenant``, which the stores set when
     ``HELIX_STORE["ROW_LEVEL_SECURITY"]`` is True; if the variable is not set, it sees no rows. Superusers,
     roles with ``BYPASSRLS`` and, unless ``force`` is set, the owner of the tables see all rows. Safe to apply
     again, which also adds the policy to new tables. Raises `ImproperlyConfigured` if a registered table does
@@ -48,20 +49,26 @@ class EnableRowLevelSecurity(Operation):
         for model, parent in models:
             table = schema_editor.quote_name(model._meta.db_table)
             condition = _condition(model, parent, schema_editor.quote_name)
+            rules = [condition, *_rules(model, parent, schema_editor)]
             schema_editor.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
             force = "FORCE" if self.force else "NO FORCE"
             schema_editor.execute(f"ALTER TABLE {table} {force} ROW LEVEL SECURITY")
             schema_editor.execute(f"DROP POLICY IF EXISTS {TENANT_POLICY} ON {table}")
             schema_editor.execute(
-                f"CREATE POLICY {TENANT_POLICY} ON {table} USING ({condition}) WITH CHECK ({condition})"
+                f"CREATE POLICY {TENANT_POLICY} ON {table} USING ({condition})"
+                f" WITH CHECK ({' AND '.join(rules)})"
             )
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        for model, _ in _models(schema_editor, from_state):
+        models = [model for model, _ in _models(schema_editor, from_state)]
+        for model in models:
             table = schema_editor.quote_name(model._meta.db_table)
             schema_editor.execute(f"DROP POLICY IF EXISTS {TENANT_POLICY} ON {table}")
             schema_editor.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
             schema_editor.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+        for model in models:
+            function = schema_editor.quote_name(_function(model))
+            schema_editor.execute(f"DROP FUNCTION IF EXISTS {function}(bigint)")
 
     def describe(self) -> str:
         return "Enable row-level security on the tables of helix_store"
@@ -115,3 +122,64 @@ def _condition(model: Any, parent: str, quote: Any) -> str:
         f"EXISTS (SELECT 1 FROM {owners} AS owner WHERE owner.id = {table}.{quote(owner.column)} "
         f"AND owner.tenant = {_CURRENT_TENANT})"
     )
+
+
+def _rules(model: Any, parent: str, schema_editor: Any) -> Iterator[str]:
+    """Yield the conditions that a written row must fulfil in addition to its `_condition`.
+
+    A row that another tenant's row refers to would be read with the rights of whoever follows the reference,
+    and a second column ``tenant`` puts the row into the lists of that tenant.
+    """
+    quote = schema_editor.quote_name
+    own, declarations = quote(model._meta.db_table), {each.model._meta.db_table: each for each in tables()}
+    for field in model._meta.concrete_fields:
+        if parent in (field.name, field.attname):
+            continue
+        column = f"{own}.{quote(field.column)}"
+        if field.name == "tenant":
+            yield f"{column} = {_CURRENT_TENANT}"
+        target = field.related_model._meta.db_table if field.is_relation else ""
+        declaration = declarations.get(target)
+        if declaration is None:
+            continue
+        if declaration.names_tenant:
+            is_theirs = (
+                f"EXISTS (SELECT 1 FROM {quote(target)} AS referred"
+                f" WHERE referred.id = {column} AND referred.tenant = {_CURRENT_TENANT})"
+            )
+        else:
+            is_theirs = f"{_visibility(field.related_model, schema_editor)}({column})"
+        yield f"({column} IS NULL OR {is_theirs})"
+
+
+def _function(model: Any) -> str:
+    return f"{model._meta.db_table[:50]}_is_visible"
+
+
+def _visibility(model: Any, schema_editor: Any) -> str:
+    """Create the function that reports if its caller sees a row, and return its name.
+
+    PostgreSQL refuses a policy that reads its own table, even through the policy of another one. A function
+    with the rights of its caller may: the policy of the table decides which rows it finds.
+    """
+    quote = schema_editor.quote_name
+    with schema_editor.connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT quote_ident(n.nspname) FROM pg_class AS c"
+            " JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = %s::regclass",
+            [quote(model._meta.db_table)],
+        )
+        ((schema,),) = cursor.fetchall()
+    name = f"{schema}.{quote(_function(model))}"
+    # VOLATILE, because the row may have been written earlier in the same statement.
+    schema_editor.execute(
+        f"""
+        CREATE OR REPLACE FUNCTION {name}(row_id bigint) RETURNS boolean
+        LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $function$
+        BEGIN
+            RETURN EXISTS (SELECT 1 FROM {schema}.{quote(model._meta.db_table)} AS r WHERE r.id = row_id);
+        END $function$"""
+    )
+    # The role that writes calls it.
+    schema_editor.execute(f"GRANT EXECUTE ON FUNCTION {name}(bigint) TO PUBLIC")
+    return name

@@ -8,7 +8,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TypeAlias
 
-from helix_store.core.serialization import Serializable
+from helix_store.core.payloads import Serializable
 
 __all__ = ["Budget", "BudgetPeriod", "BudgetScope", "BudgetStatus", "Dollars"]
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+import inspect
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from helix_store.core.approvals import Actor
-from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall
-from helix_store.core.signatures import async_version_of, takes_session_filters
+from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall, AnyUsageEntry
 from helix_store.core.types import (
     UNSET,
     Checkpoint,
@@ -31,11 +41,150 @@ from helix_store.core.types import (
     Submission,
     SubSessionRef,
     Timestamp,
+    Unset,
+    UsageKind,
     UserId,
 )
-from helix_store.core.usage_contracts import UsageStore
+from helix_store.core.usage import (
+    UsageBucket,
+    UsageEntry,
+    UsageGrouping,
+    UsagePage,
+    UsageRollup,
+    UsageTimeBucket,
+)
 
 __all__ = ["REQUIRED_METHODS", "StateStore", "UsageStore", "require_state_store"]
+
+
+S = TypeVar("S")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+def async_version_of(
+    call: Callable[Concatenate[S, P], R],
+) -> Callable[[Callable[[S], None]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
+    """Declare a method with the parameters and the result of a call.
+
+    The decorated method's name is kept.
+    """
+
+    def declared(named: Callable[[S], None]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+        @wraps(call)
+        async def version(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            raise NotImplementedError
+
+        version.__name__, version.__qualname__ = named.__name__, named.__qualname__
+        return version
+
+    return declared
+
+
+# --- Lists of sessions: filters, order and page -----------------------------------------------------
+
+
+def _list_sessions(
+    self: object,
+    *,
+    agent_type: str | None = None,
+    status: SessionStatus | str | Collection[SessionStatus | str] | None = None,
+    user_id: UserId | None = None,
+    parent_session_id: str | Unset | None = UNSET,
+    root_session_id: str | None = None,
+    workspace_id: str | None = None,
+    tags: Iterable[str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    created_from: Timestamp | None = None,
+    created_to: Timestamp | None = None,
+    order_by: str = "updated_at",
+    direction: str = "desc",
+    limit: int = 50,
+    offset: int = 0,
+    cursor: str | None = None,
+    count: bool = True,
+) -> SessionPage:
+    raise NotImplementedError
+
+
+_SIGNATURE: Final = inspect.signature(_list_sessions)
+_DEFAULTS: Final = {name: each.default for name, each in _SIGNATURE.parameters.items() if name != "self"}
+
+SESSION_FILTERS: Final = tuple(_DEFAULTS)
+"""The names of the parameters, for interfaces that offer all of them."""
+
+
+def _with_parameters_of(
+    described: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    def decorated(method: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        @wraps(method)
+        def call(self: Any, /, *args: P.args, **given: P.kwargs) -> R:
+            if args or not given.keys() <= _DEFAULTS.keys():
+                _SIGNATURE.bind(self, *args, **given)  # This raises the same TypeError as an ordinary call
+            return method(self, **{**_DEFAULTS, **given})
+
+        call.__signature__ = _SIGNATURE  # type: ignore[attr-defined]  # what `inspect.signature` returns
+        return call
+
+    return decorated
+
+
+takes_session_filters: Final = _with_parameters_of(_list_sessions)
+"""Give a method the parameters of ``list_sessions``; its body receives every parameter by keyword."""
+
+
+class UsageStore(Protocol):
+    """Usage of sessions. `helix_store.testing.UsageStoreContract` tests the behaviour of each method.
+
+    Each method has an async counterpart with the same signature and the prefix ``a``: ``aget_rollup``.
+    """
+
+    def record_entry(self, entry: UsageEntry | AnyUsageEntry) -> str: ...
+
+    def record_entries(self, entries: Iterable[UsageEntry | AnyUsageEntry]) -> list[str]: ...
+
+    def get_entries(
+        self,
+        session_id: str,
+        *,
+        kinds: UsageKind | str | Collection[UsageKind | str] | None = None,
+        step_range: tuple[int | None, int | None] | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[UsageEntry]: ...
+
+    def get_rollup(self, session_id: str, *, include_sub_agents: bool = False) -> UsageRollup | None: ...
+
+    def exists(self, session_id: str) -> bool: ...
+
+    def delete(self, session_id: str) -> int: ...
+
+    def query_usage(
+        self,
+        *,
+        agent_type: str | None = None,
+        kinds: UsageKind | str | Collection[UsageKind | str] | None = None,
+        user_id: UserId | None = None,
+        model: str | None = None,
+        date_from: Timestamp | None = None,
+        date_to: Timestamp | None = None,
+        order: str = "desc",
+        limit: int = 50,
+        offset: int = 0,
+        cursor: str | None = None,
+        count: bool = True,
+    ) -> UsagePage: ...
+
+    def timeseries(
+        self,
+        *,
+        bucket: UsageTimeBucket | str = "day",
+        group_by: UsageGrouping | str = "model",
+        date_from: Timestamp,
+        date_to: Timestamp,
+        agent_type: str | None = None,
+    ) -> list[UsageBucket]: ...
 
 
 class StateStore(Protocol):

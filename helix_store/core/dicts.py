@@ -9,6 +9,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Literal, Required, TypeAlias, TypedDict
 
+from helix_store.core.approvals import Actor
 from helix_store.core.types import Duration, Timestamp, UsageKind
 from helix_store.core.usage import TokenCounts, UsageSource
 
@@ -50,7 +51,8 @@ class ToolCallDict(TypedDict, total=False):
 
     A ``deadline`` may be a time, or a duration from now. ``permission`` is "app_label.codename", and
     ``requester`` is the actor who may not answer. Only an approval may have ``approvals`` (the number of
-    approvals that it needs) and ``editable``.
+    approvals that it needs) and ``editable``. An approval has no other keys: put your own data in
+    ``metadata``.
     """
 
     tool_name: Required[str]
@@ -61,9 +63,10 @@ class ToolCallDict(TypedDict, total=False):
     approval_id: str | None
     on_expiry: Literal["fail", "reject"] | DefaultResultDict | None
     permission: str | None
-    requester: str | None
+    requester: Actor | None
     approvals: int
     editable: bool
+    metadata: dict[str, Any]
 
 
 PatchDict = TypedDict(
@@ -100,6 +103,9 @@ class TokenCountsDict(TypedDict, total=False):
     completion: int
     reasoning: int
     cached: int
+    cache_write: int
+    audio_prompt: int
+    audio_completion: int
     total: int
 
 

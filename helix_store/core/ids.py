@@ -8,13 +8,37 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from helix_store.core.processes import after_fork
 from helix_store.core.validation import identifier, whole_number
 from helix_store.exceptions import InvalidPayload
 
 __all__ = ["ParsedCheckpointId", "checkpoint_id", "new_id", "parse_checkpoint_id"]
+
+
+T = TypeVar("T")
+
+
+def after_fork(reset: Callable[[], object]) -> None:
+    """Call ``reset`` in each forked child process. Windows has neither fork nor this hook."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=reset)
+
+
+class PerProcess(Generic[T]):
+    """A value that belongs to one process: its locks and threads do not survive a fork."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._reset()
+        after_fork(self._reset)
+
+    def get(self) -> T:
+        return self._value
+
+    def _reset(self) -> None:
+        self._value = self._make()
+
 
 _RANDOM_BITS: Final = 74
 _CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0-9a-f]{6})", re.DOTALL)

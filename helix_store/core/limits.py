@@ -61,7 +61,8 @@ MAX_CALL_BYTES = 64 * _MIB
 class Limits:
     """Upper bounds in bytes of UTF-8 JSON text, each applied to the text that would be stored.
 
-    ``max_waiting_posts`` is the number of posts that may wait in one session.
+    ``max_waiting_posts`` is the number of posts that may wait in one session, and ``max_effects`` the number
+    of effects of one session.
     """
 
     max_state_bytes: int = 8 * _MIB
@@ -69,6 +70,7 @@ class Limits:
     max_staged_bytes: int = 1 * _MIB
     max_chunk_bytes: int = 256 * _KIB
     max_waiting_posts: int = 1_000
+    max_effects: int = 10_000
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -7,9 +7,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from helix_store.core.locks import LockInfo
 from helix_store.core.streams import PrunedStreams, StoredChunk, StreamInfo
-from helix_store.core.types import Duration, StreamStatus
+from helix_store.core.types import Duration, LockInfo, StreamStatus
 
 __all__ = ["ChunkReader", "ChunkWriter", "HeldLock", "LockManager", "StreamManager"]
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from helix_store.core.limits import Limits
 from helix_store.core.patches import PatchedCopy
-from helix_store.core.payload_faults import shown_key
-from helix_store.core.payloads import copy_json
+from helix_store.core.payloads import copy_json, shown_key
 from helix_store.core.types import StagedChanges
 from helix_store.exceptions import InvalidPayload, PatchError
 

@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias, cast
 
 from helix_store.core.limits import Limits
-from helix_store.core.payload_faults import shown_key
-from helix_store.core.payloads import copy_json, encode, size_of
+from helix_store.core.payloads import copy_json, encode, shown_key, size_of
 from helix_store.core.types import JSON
 from helix_store.exceptions import InvalidPayload, LimitExceeded, PatchError
 

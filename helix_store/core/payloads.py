@@ -1,4 +1,4 @@
-"""The one gate between Python values and stored JSON text.
+r"""The one gate between Python values and stored JSON text.
 
 `encode` accepts exactly ``dict`` (with ``str`` keys), ``list``, ``str``, ``int``, ``float``, ``bool`` and
 ``None``, but no subclasses and no tuples, so that `decode` returns the same values, types and key order
@@ -7,27 +7,131 @@ everywhere. A scalar has depth 0 and each container adds one.
 Stored text is compact JSON, in which NUL is an escape, as always in JSON. Lone surrogates, which UTF-8 cannot
 hold, take one of two forms:
 
-- They are written as JSON escapes (``\\udc00``), which any JSON reader understands.
+- They are written as JSON escapes (``\udc00``), which any JSON reader understands.
 - The escapes of a high surrogate and the low one after it would be read back as a single astral character.
   Text that holds such a pair is stored as ``~`` followed by its bytes (UTF-8, surrogates
   included) as Latin-1 characters. No JSON text begins with ``~``.
+
+The message of a refusal names the fault and its path, and does not show the value. Only refused values are
+searched for it, so that part of the code is exact and bounded rather than fast.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from functools import cache, partial
+from math import isfinite
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Final,
+    NoReturn,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
-from helix_store.core.limits import MAX_BIGINT, MAX_CALL_BYTES, MAX_DEPTH, Limits
-from helix_store.core.payload_faults import TOO_LONG_INTEGER, least_digits, refuse_faults
+from helix_store.core.limits import MAX_BIGINT, MAX_CALL_BYTES, MAX_DEPTH, MAX_INT_DIGITS, Limits
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 
 __all__ = ["decode", "encode"]
 
-_DEFAULT_LIMIT: Final = Limits().max_state_bytes
+
+TOO_LONG_INTEGER: Final = 10**MAX_INT_DIGITS
+
 _CONTAINERS: Final = frozenset({dict, list})
+_ACCEPTED: Final = _CONTAINERS | {str, int, float, bool, type(None)}
+_LONGEST_SHOWN_KEY: Final = 80
+_LONGEST_SHOWN_PATH: Final = 1_000
+
+
+def refuse_faults(value: Any, path: str) -> None:
+    """Raise for the first fault in document order; return if the value has none.
+
+    Each container is read once, so cycles and shared references do not take extra time.
+    """
+    pending: list[Iterator[tuple[str | int, Any]]] = [enumerate([value])]
+    keys: list[str | int] = []
+    around: dict[int, None] = {}
+    seen: set[int] = set()
+    while pending:
+        for key, item in pending[-1]:
+            reason = _reason_against(item)
+            if id(item) in around:
+                reason = "it contains itself"
+            if reason is not None:
+                raise InvalidPayload(path=_pointer(path, [*keys, key]), reason=reason)
+            if type(item) not in _CONTAINERS or id(item) in seen:
+                continue
+            seen.add(id(item))
+            around[id(item)] = None
+            keys.append(key)
+            pending.append(iter(item.items()) if type(item) is dict else enumerate(item))
+            break
+        else:
+            pending.pop()
+            if keys:
+                keys.pop()
+                around.popitem()
+
+
+def join_path(path: str, key: object) -> str:
+    """Return `path` with one more JSON pointer segment (RFC 6901), cut and made printable."""
+    return f"{path}/{shown_key(key).replace('~', '~0').replace('/', '~1')}"
+
+
+def shown_key(key: object) -> str:
+    """Return a key or an index as short, printable text, or the name of the type of any other object."""
+    if type(key) is int and abs(key) <= MAX_BIGINT:
+        return str(key)
+    if type(key) is not str:
+        return type(key).__name__
+    shown = key if len(key) <= _LONGEST_SHOWN_KEY else key[: _LONGEST_SHOWN_KEY - 1] + "…"
+    if not shown.isprintable():
+        shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
+    return shown
+
+
+def least_digits(integer: int) -> int:
+    """Return a lower bound of the number of decimal digits, because counting them takes quadratic time."""
+    return integer.bit_length() * 30102 // 100_000
+
+
+def _reason_against(item: Any) -> str | None:
+    """Return the reason why a value cannot be stored. Only the keys of a container are checked."""
+    kind = type(item)
+    if kind is dict:
+        odd_kinds = (type(key) for key in item if type(key) is not str)
+        return next((f"keys must be str, not {odd.__name__}" for odd in odd_kinds), None)
+    if kind is float and not isfinite(item):
+        return "NaN and infinity are not JSON"
+    if kind is int and abs(item) >= TOO_LONG_INTEGER:
+        actual = max(MAX_INT_DIGITS + 1, least_digits(item))
+        raise LimitExceeded(name="integer digits", limit=MAX_INT_DIGITS, actual=actual)
+    return None if kind in _ACCEPTED else f"{kind.__name__} is not a plain JSON type"
+
+
+def _pointer(path: str, keys: Sequence[str | int]) -> str:
+    # The first key is the index in the list that wraps the value.
+    for key in keys[1:]:
+        if len(path) > _LONGEST_SHOWN_PATH:
+            return path + "/…"
+        path = join_path(path, key)
+    return path
+
+
+_DEFAULT_LIMIT: Final = Limits().max_state_bytes
 _MIN_BIGINT: Final = -MAX_BIGINT
 
 _ADJACENT_SURROGATES: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -252,3 +356,140 @@ def _storable(text: str) -> tuple[str, int]:
         else:
             text = text.encode("utf-8", "backslashreplace").decode("utf-8")
         return text, size_of(text)
+
+
+T = TypeVar("T")
+
+_Reader = Callable[[str, Any], Any]
+"""Converts a plain value. The first argument is the path that errors report."""
+
+
+def exact_cost(cost: Decimal) -> str:
+    """Return a cost as plain digits, without an exponent and without trailing zeros."""
+    digits = f"{cost:f}"
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+class Serializable:
+    """A dataclass that converts to and from a dict of plain JSON values by field name."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Build it from the result of `to_dict`. Raises `InvalidPayload` for unknown and missing keys."""
+        if not isinstance(data, Mapping):
+            raise InvalidPayload(
+                path="", reason=f"expected a dict of {cls.__name__}, got {type(data).__name__}"
+            )
+        readers = _readers(cls)  # type: ignore[arg-type]  # a class is hashable
+        for name in data:
+            if name not in readers:
+                raise InvalidPayload(path=join_path("", name), reason=f"{cls.__name__} has no such field")
+        missing = [
+            field.name
+            for field in fields(cls)  # type: ignore[arg-type]
+            if field.name not in data and field.default is MISSING and field.default_factory is MISSING
+        ]
+        if missing:
+            raise InvalidPayload(path=f"/{missing[0]}", reason=f"{cls.__name__} needs this field")
+        values: dict[str, Any] = {
+            name: value if (reader := readers[name]) is None else reader(join_path("", name), value)
+            for name, value in data.items()
+        }
+        return cls(**values)
+
+
+@cache
+def _readers(cls: type) -> dict[str, _Reader | None]:
+    """Return a function that converts the values of each field, or ``None`` for plain values."""
+    hints = get_type_hints(cls)
+    return {field.name: _reader(hints[field.name]) for field in fields(cls)}
+
+
+def _reader(hint: Any) -> _Reader | None:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        options = [option for option in get_args(hint) if option is not NoneType]
+        return _reader(options[0]) if len(options) == 1 else None
+    if origin in (list, dict):
+        reader = _reader(get_args(hint)[-1])
+        return None if reader is None else partial(_read_items, reader)
+    if isinstance(hint, type) and issubclass(hint, datetime | Decimal | Enum | Serializable):
+        return partial(_read_value, hint)
+    return None
+
+
+def _read_items(reader: _Reader, path: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [reader(join_path(path, index), item) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: reader(join_path(path, key), item) for key, item in value.items()}
+    return value
+
+
+def _read_value(cls: type, path: str, value: Any) -> Any:
+    if value is None or isinstance(value, cls):
+        return value
+    try:
+        return _rebuilt(cls, value)
+    except InvalidPayload as exc:
+        raise InvalidPayload(path=path + exc.path, reason=exc.reason) from exc
+    except (TypeError, ValueError, InvalidOperation) as exc:
+        raise InvalidPayload(path=path, reason=f"not a {cls.__name__}") from exc
+
+
+def _rebuilt(cls: type, value: Any) -> Any:
+    if issubclass(cls, Serializable):
+        return cls.from_dict(value)
+    if issubclass(cls, datetime):
+        return cls.fromisoformat(value)
+    if issubclass(cls, Decimal):
+        # A float is not converted, because the check of the value will refuse it.
+        return cls(value) if isinstance(value, str) else value
+    return cls(value)  # type: ignore[call-arg]  # an enum looks its member up
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Serializable):
+        return value.to_dict()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return exact_cost(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+class Page(Sequence[T]):
+    """A page of a list, which is a sequence of its items. The first field of the dataclass holds them."""
+
+    __slots__ = ()
+
+    @property
+    def _items(self) -> list[T]:
+        items: list[T] = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        return items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        return self._items[index]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol, TypeAlias
 
+from helix_store.core.approvals import ActingUser
 from helix_store.core.contracts import StateStore
 from helix_store.core.dicts import AnyMessage
-from helix_store.core.serialization import Page, Serializable
+from helix_store.core.payloads import Page, Serializable
 from helix_store.core.types import Message, Timestamp, UserId
 
 __all__ = ["DuePost", "Post", "PostPage", "PostState", "PostStore"]
@@ -65,7 +66,7 @@ class PostStore(StateStore, Protocol):
         message: AnyMessage,
         *,
         key: str | None = None,
-        author: UserId | None = None,
+        author: UserId | ActingUser | None = None,
         not_before: Timestamp | None = None,
     ) -> Post: ...
 

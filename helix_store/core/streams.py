@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
 
-from helix_store.core.serialization import Serializable
+from helix_store.core.payloads import Serializable
 from helix_store.core.types import StreamStatus
 
 __all__ = ["LONGEST_SECONDS", "PrunedStreams", "StoredChunk", "StreamInfo", "StreamOptions"]

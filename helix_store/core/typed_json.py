@@ -23,8 +23,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from helix_store.core.limits import MAX_DEPTH
-from helix_store.core.payload_faults import join_path
-from helix_store.core.payloads import decode, encode
+from helix_store.core.payloads import decode, encode, join_path
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 
 __all__ = ["dumps", "loads"]

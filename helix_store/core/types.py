@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
-from helix_store.core.serialization import Page, Serializable
+from helix_store.core.payloads import Page, Serializable
 
 __all__ = [
     "BRANCHED_FROM",
@@ -30,8 +30,10 @@ __all__ = [
     "Duration",
     "InterruptKind",
     "InterruptRequest",
+    "LockInfo",
     "MessagePage",
     "PendingToolCall",
+    "RetentionPolicy",
     "Run",
     "RunStatus",
     "SessionHead",
@@ -53,6 +55,7 @@ __all__ = [
     "UsageKind",
     "UserId",
 ]
+
 
 JSON: TypeAlias = Any
 """A value that the payload gate accepts: dict with str keys, list, str, int, float, bool or None."""
@@ -167,8 +170,8 @@ class InterruptKind(StrEnum):
 class _WithMemory(Serializable):
     """A base class with private values that are not fields, just as a model instance has its ``_state``.
     ``_origin`` is the place from which the state was read, ``_cleared`` holds the values that a resume
-    returned and cleared, and ``_intent`` replaces the state in an operation's digest. ``_has_posts`` was true
-    if posts were waiting when the state was read, and ``_is_capped`` if budgets could apply to the session.
+    returned and cleared, and ``_intent`` replaces the state in an operation's digest. ``_has_posts`` is true
+    if posts could be due when the state was read, and ``_is_capped`` if budgets could apply to the session.
     """
 
     __slots__ = ("_cleared", "_has_posts", "_intent", "_is_capped", "_origin")
@@ -444,3 +447,71 @@ class CheckpointPage(Serializable, Page[CheckpointHead]):
 def as_value(cls: type[T], value: T | Mapping[str, Any]) -> T:
     """Accept a value object or its dict."""
     return value if isinstance(value, cls) else cls.from_dict(value)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockInfo(Serializable):
+    """A held lock."""
+
+    name: str
+    owner: str
+    fencing_token: int
+    expires_at: datetime
+
+
+_LONGEST_DAYS: Final = 36_500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """The rules of retention. The default keeps everything. Raises `ValueError` for an invalid rule."""
+
+    sessions_idle_days: Mapping[str, float] = field(default_factory=dict)
+    """Days by status: a tree is deleted once all of its sessions have been idle for that many days."""
+    checkpoints_keep: int | None = None
+    """The number of newest step checkpoints that each session keeps."""
+    streams_ended_days: float | None = None
+    """The number of days after the end of a stream at which its chunks are deleted."""
+    usage_anonymise_days: float | None = None
+    """The age in days at which a usage entry loses its user, session and run."""
+    usage_drop_days: float | None = None
+    """The age in days at which a usage entry is deleted."""
+    budget_periods_days: float | None = None
+    """The number of days for which a budget per day or month keeps the counters of ended periods."""
+    operations_days: float | None = None
+    """The number of days for which a repeated step or staged change is recognised as a repeat."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sessions_idle_days, Mapping):
+            raise ValueError("sessions_idle_days must be a dict of days by status")
+        for status, days in self.sessions_idle_days.items():
+            if status not in list(SessionStatus):
+                raise ValueError(
+                    f"sessions_idle_days has no status {status!r}; the statuses are "
+                    f"{', '.join(SessionStatus)}"
+                )
+            _check_days(f"sessions_idle_days[{str(status)!r}]", days)
+        for name in (
+            "streams_ended_days",
+            "usage_anonymise_days",
+            "usage_drop_days",
+            "budget_periods_days",
+            "operations_days",
+        ):
+            if getattr(self, name) is not None:
+                _check_days(name, getattr(self, name))
+        keep = self.checkpoints_keep
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise ValueError("checkpoints_keep must be None or a whole number of at least 1")
+        anonymise, drop = self.usage_anonymise_days, self.usage_drop_days
+        if anonymise is not None and drop is not None and anonymise >= drop:
+            raise ValueError("usage_anonymise_days must be less than usage_drop_days")
+
+    @property
+    def keeps_everything(self) -> bool:
+        return self == RetentionPolicy()
+
+
+def _check_days(name: str, days: Any) -> None:
+    if type(days) not in (int, float) or not 0 <= days <= _LONGEST_DAYS:
+        raise ValueError(f"{name} must be a number of days from 0 to {_LONGEST_DAYS:,}")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.core.serialization import Page, Serializable
+from helix_store.core.payloads import Page, Serializable
 from helix_store.core.types import UsageKind
 
 __all__ = [
@@ -73,12 +73,20 @@ class UsageSource(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts(Serializable):
-    """Tokens by field. A field that was not given is 0; ``total`` is not computed from the others."""
+    """Tokens by field. A field that was not given is 0; ``total`` is not computed from the others.
+
+    ``prompt`` includes ``cached`` (tokens read from a cache), ``cache_write`` (tokens written to one) and
+    ``audio_prompt``; a token is either read or written. ``completion`` includes ``reasoning`` and
+    ``audio_completion``.
+    """
 
     prompt: int = 0
     completion: int = 0
     reasoning: int = 0
     cached: int = 0
+    cache_write: int = 0
+    audio_prompt: int = 0
+    audio_completion: int = 0
     total: int = 0
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
@@ -87,6 +95,9 @@ class TokenCounts(Serializable):
             completion=self.completion + other.completion,
             reasoning=self.reasoning + other.reasoning,
             cached=self.cached + other.cached,
+            cache_write=self.cache_write + other.cache_write,
+            audio_prompt=self.audio_prompt + other.audio_prompt,
+            audio_completion=self.audio_completion + other.audio_completion,
             total=self.total + other.total,
         )
 

@@ -26,9 +26,7 @@ from helix_store.core.limits import (
     MAX_TAGS_BYTES,
     MAX_TITLE_BYTES,
 )
-from helix_store.core.payload_faults import join_path
-from helix_store.core.payloads import size_of, write_json
-from helix_store.core.serialization import Serializable
+from helix_store.core.payloads import Serializable, join_path, size_of, write_json
 from helix_store.core.types import BRANCHED_FROM, SessionStatus
 from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 

@@ -13,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import close_old_connections
 
 from helix_store import conf
-from helix_store.core.processes import PerProcess
-from helix_store.engine.connections import keep_open, note_transactions_of, return_to_pool_after
-from helix_store.engine.djangos_thread import find_djangos_thread
+from helix_store.core.ids import PerProcess
+from helix_store.engine.database import keep_open, note_transactions_of, return_to_pool_after
+from helix_store.engine.threads import find_djangos_thread, find_parked_caller
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -29,6 +29,7 @@ R = TypeVar("R")
 
 _ITEMS_PER_CROSSING = 100
 """Switching to a thread costs more than an item; batches keep memory use constant."""
+_LONGEST_HANDOVER_SECONDS = 1.0
 
 
 def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
@@ -101,12 +102,45 @@ async def in_thread(call: Callable[[], R]) -> R:
     """Make a call in a thread that may block. Raises `OutsideTransaction` if the caller blocks this thread or
     Django's and has a transaction open there.
     """
+    return await _made_in(_choose_thread(), call)
+
+
+def in_callers_thread(call: Callable[[], R]) -> R:
+    """Make a call in the thread that waits in ``async_to_sync`` for this context; if there is none, make it
+    here. Synchronous code of an async run can join the transaction of its caller in this way.
+    """
+    parked = None if conf.async_threads() else find_parked_caller()
+    if parked is None:
+        return call()
+    future = parked.submit(contextvars.copy_context().run, call)
+    try:
+        return future.result(_LONGEST_HANDOVER_SECONDS)
+    except TimeoutError:
+        # In the meantime, the thread has begun something else, which may wait for this thread.
+        if future.cancel():
+            return call()
+        return future.result()
+
+
+class _Thread(NamedTuple):
+    """Where to make a call: in Django's thread, or in a pool with this number of threads."""
+
+    is_djangos: bool
+    threads: int
+
+
+def _choose_thread() -> _Thread:
     threads, djangos = conf.async_threads(), find_djangos_thread()
-    note_transactions_of({threading.get_ident(), djangos.caller if djangos.is_blocked or threads else 0})
-    if not threads and not djangos.is_blocked:
+    # Also if this call joins the transaction: code of this context that runs in other threads cannot.
+    note_transactions_of({threading.get_ident(), djangos.caller})
+    return _Thread(not threads and not djangos.is_blocked, threads)
+
+
+async def _made_in(thread: _Thread, call: Callable[[], R]) -> R:
+    if thread.is_djangos:
         return await sync_to_async(_keeping_connections, thread_sensitive=True)(call)
     # The event loop's pool ends with the loop, and no thread in that pool waits for this loop.
-    pool = _pools.get()(threads) if threads and not _is_pooled.get() else None
+    pool = _pools.get()(thread.threads) if thread.threads and not _is_pooled.get() else None
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(pool, context.run, _releasing_connections, call)
@@ -117,7 +151,8 @@ async def in_thread_to_the_end(call: Callable[[], R]) -> R:
     Otherwise the caller would continue while a transaction that it believes to be stopped is committed, on a
     connection that its next call would share.
     """
-    running = asyncio.ensure_future(in_thread(call))
+    # A transaction is noted in the context of the caller, not in that of the task.
+    running = asyncio.ensure_future(_made_in(_choose_thread(), call))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

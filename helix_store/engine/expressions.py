@@ -1,15 +1,26 @@
-"""Query expressions and parameters that PostgreSQL and SQLite write differently.
+"""Expressions, rows and pages of statements.
+
+Statements that write or lock single rows, built once per set of columns.
+
+Django's ORM takes several times as long to build the statement of a hot write as the database takes to run
+it.
+
+Query expressions and parameters that PostgreSQL and SQLite write differently.
 
 A pair of strings is the SQL for PostgreSQL and for SQLite, as `Statement` takes them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache, partial
+from itertools import chain, repeat
 from typing import Any, Final
 
+from django.core import signing
 from django.db.models import (
     Aggregate,
     BigIntegerField,
@@ -17,8 +28,10 @@ from django.db.models import (
     CharField,
     F,
     Func,
+    JSONField,
     Lookup,
     Model,
+    QuerySet,
     Value,
 )
 from django.db.models.lookups import GreaterThan, LessThan
@@ -26,7 +39,123 @@ from django.db.models.lookups import GreaterThan, LessThan
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement, table
+from helix_store.exceptions import InvalidCursor, UnsupportedIsolation
 from helix_store.models.fields import MomentField
+
+_DOCUMENTS: Final = frozenset({dict, list})
+_STATEMENTS: Final = 512
+"""The number of statements that are kept, one for each set of columns that is written together."""
+
+
+def insert_row(db: Database, model: type[Model], columns: Mapping[str, Any]) -> int:
+    """Insert one row and return its key. Columns are named as in the table."""
+    ((key,),) = db.execute(_insertion(model, tuple(columns)), _stored(columns))
+    return int(key)
+
+
+def insert_rows(
+    db: Database, model: type[Model], names: tuple[str, ...], rows: Sequence[Sequence[Any]]
+) -> None:
+    """Insert rows with the same columns. The caller limits the number of rows in one statement."""
+    parameters = [value for row in rows for value in row]
+    db.execute(
+        _insertions(model, names, len(rows)), dict(zip(_numbered(len(parameters)), parameters, strict=True))
+    )
+
+
+def update_row(db: Database, model: type[Model], key: int, columns: Mapping[str, Any]) -> None:
+    """Write columns of the row with this key."""
+    db.execute(_update(model, tuple(columns)), {"key": key, **_stored(columns)})
+
+
+def lock_row(
+    db: Database, model: type[Model], names: tuple[str, ...], condition: str, parameters: Mapping[str, Any]
+) -> tuple[Any, ...] | None:
+    """Read columns of the one row that meets a condition, locked as by ``select_for_update(no_key=True)``.
+
+    SQLite has no row locks: there the immediate write transaction is the lock.
+    """
+    rows = db.execute(_locking_read(model, names, condition), parameters)
+    return rows[0] if rows else None
+
+
+def touch_row(
+    db: Database, model: type[Model], names: tuple[str, ...], condition: str, parameters: Mapping[str, Any]
+) -> tuple[Any, ...] | None:
+    """Lock a row as `lock_row` does, and write it again with the same values, including its ``version``.
+
+    A write that waits for the row then checks its conditions again, and a transaction with an older snapshot
+    cannot lock the row.
+    """
+    rows = db.execute(_touching_read(model, names, condition), parameters)
+    return rows[0] if rows else None
+
+
+def _stored(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns as they are sent, with documents as JSON text."""
+    return {
+        name: json.dumps(value) if type(value) in _DOCUMENTS else value for name, value in columns.items()
+    }
+
+
+@lru_cache(_STATEMENTS)
+def _insertion(model: type[Model], names: tuple[str, ...]) -> Statement:
+    head = f"INSERT INTO {table(model)} ({_quoted(names)}) VALUES"
+    typed = ", ".join(_typed_placeholder(model, name) for name in names)
+    plain = ", ".join(f"%({name})s" for name in names)
+    return Statement(postgresql=f"{head} ({typed}) RETURNING id", sqlite=f"{head} ({plain}) RETURNING id")
+
+
+@lru_cache(_STATEMENTS)
+def _insertions(model: type[Model], names: tuple[str, ...], rows: int) -> Statement:
+    placeholders = iter(_numbered(rows * len(names)))
+    values = ", ".join(f"({', '.join(f'%({next(placeholders)})s' for _ in names)})" for _ in range(rows))
+    return Statement(f"INSERT INTO {table(model)} ({_quoted(names)}) VALUES {values}")
+
+
+@lru_cache(_STATEMENTS)
+def _numbered(count: int) -> list[str]:
+    """Return numbered parameter names; Django handles named placeholders faster than others."""
+    return [f"p{number}" for number in range(count)]
+
+
+@lru_cache(_STATEMENTS)
+def _update(model: type[Model], names: tuple[str, ...]) -> Statement:
+    typed = ", ".join(f'"{name}" = {_typed_placeholder(model, name)}' for name in names)
+    plain = ", ".join(f'"{name}" = %({name})s' for name in names)
+    update = f"UPDATE {table(model)} SET {{}} WHERE id = %(key)s"
+    return Statement(postgresql=update.format(typed), sqlite=update.format(plain))
+
+
+@lru_cache(_STATEMENTS)
+def _locking_read(model: type[Model], names: tuple[str, ...], condition: str) -> Statement:
+    read = f"SELECT {_quoted(names)} FROM {table(model)} WHERE {condition}"
+    return Statement(postgresql=f"{read} FOR NO KEY UPDATE", sqlite=read)
+
+
+@lru_cache(_STATEMENTS)
+def _touching_read(model: type[Model], names: tuple[str, ...], condition: str) -> Statement:
+    touch = f"UPDATE {table(model)} SET version = version WHERE {condition} RETURNING {_quoted(names)}"
+    return Statement(postgresql=touch, sqlite=_locking_read(model, names, condition).sqlite)
+
+
+def _typed_placeholder(model: type[Model], name: str) -> str:
+    return f"%({name})s::jsonb" if name in _json_columns(model) else f"%({name})s"
+
+
+@cache
+def _json_columns(model: type[Model]) -> frozenset[str]:
+    return frozenset(field.attname for field in model._meta.concrete_fields if isinstance(field, JSONField))
+
+
+def _quoted(names: tuple[str, ...]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+ISOLATION: Final = "pg_catalog.current_setting('transaction_isolation')"
+"""The isolation level of the transaction, on PostgreSQL."""
+SEES_COMMITS: Final = f"{ISOLATION} LIKE 'read %%'"
+"""True on PostgreSQL if each statement sees what others have committed."""
 
 _IN_KEYS: Final = re.compile(r"([\w.]+) IN %\(keys\)s")
 
@@ -46,6 +175,33 @@ class _HiddenValue(Func):
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
         return self.as_sql(compiler, connection, template="%(expressions)s", **extra_context)
+
+
+class Isolation(Func):
+    """The isolation level of the transaction, for `require_read_committed`."""
+
+    arity = 0
+    output_field = CharField()
+    template = ISOLATION
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="'serializable, one writer at a time'")
+
+
+_READ_ISOLATION: Final = Statement(f"SELECT {ISOLATION}", "SELECT ''")
+
+
+def require_current_reads(db: Database) -> None:
+    """Call `require_read_committed` for the open transaction. One statement on PostgreSQL, none on SQLite."""
+    if db.is_postgresql:
+        ((isolation,),) = db.execute(_READ_ISOLATION, {})
+        require_read_committed(isolation)
+
+
+def require_read_committed(isolation: str) -> None:
+    """Raise `UnsupportedIsolation` if a caller's transaction does not see what others have committed."""
+    if isolation in ("repeatable read", "serializable"):
+        raise UnsupportedIsolation
 
 
 class NoIndexHint(Func):
@@ -240,3 +396,92 @@ def tenants_with(rows: str, column: str) -> Statement:
         SELECT tenant FROM ({all_tenants(rows)}) AS known WHERE EXISTS (
             SELECT 1 FROM {rows} AS own WHERE own.tenant = known.tenant AND own.{column} = %({column})s
         ) ORDER BY tenant""")
+
+
+_SALT = "helix_store.cursor"
+_LONGEST = 4_096
+
+
+def _fingerprint(query: object) -> str:
+    text = json.dumps(query, sort_keys=True, default=lambda value: [type(value).__name__, str(value)])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def write_cursor(position: list[Any], *, query: object) -> str:
+    """Return a cursor for the page after ``position``. The next call must repeat ``query``."""
+    return signing.dumps([_fingerprint(query), *position], salt=_SALT)
+
+
+def read_cursor(cursor: str, *, query: object) -> list[Any]:
+    """Return the position in a cursor. Raises `InvalidCursor` if it is forged or belongs to another query."""
+    if not isinstance(cursor, str) or len(cursor) > _LONGEST:
+        raise InvalidCursor
+    try:
+        fingerprint, *position = signing.loads(cursor, salt=_SALT)
+    except (signing.BadSignature, ValueError, TypeError) as exc:
+        raise InvalidCursor from exc
+    if fingerprint != _fingerprint(query):
+        raise InvalidCursor("The cursor belongs to another query; start from the first page.")
+    return list(position)
+
+
+_CHARACTERS: Final = 4_000_000
+_FIRST_AVERAGE: Final = 32_000
+_LONG: Final = (str, bytes, memoryview)
+
+
+def keyset_pages(
+    db: Database, rows: QuerySet[Any], order: tuple[str, ...], *columns: str, sizes: Iterable[int]
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield rows in pages, each read as one range of the index that begins with the columns of ``order``.
+
+    ``order`` has no ties and no nullable column. A row is a tuple of its ``columns``, followed by those of
+    ``order``. Each page has the next of ``sizes``. Rows may change between two pages.
+    """
+    order = tuple(rows.model._meta.pk.name if name == "pk" else name for name in order)
+    ordered = rows.order_by(*order).values_list(*columns, *order)
+    following = ordered
+    for size in sizes:
+        page: list[tuple[Any, ...]] = db.query(partial(list, following[:size]))
+        if page:
+            yield page
+        if len(page) < size:
+            return
+        last = dict(zip(order, page[-1][len(columns) :], strict=True))
+        following = ordered.filter(after_keyset(rows.model, last))
+
+
+def distinct_values(db: Database, rows: QuerySet[Any], *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield distinct values of columns in order, each by one lookup in the index that begins with them."""
+    return chain.from_iterable(keyset_pages(db, rows, names, sizes=repeat(1)))
+
+
+class Pace:
+    """The size of the next page, based on the lengths of the rows read so far.
+
+    A page of large rows then takes no more memory than a page of small rows.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._average: float = _FIRST_AVERAGE
+
+    @property
+    def rows(self) -> int:
+        return max(1, min(self._most, int(_CHARACTERS / self._average)))
+
+    def measure(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        lengths = [sum(len(value) for value in row if isinstance(value, _LONG)) for row in rows]
+        if lengths:
+            self._average = max(1.0, sum(lengths) / len(lengths))
+
+
+def paced_pages(
+    db: Database, rows: QuerySet[Any], order: tuple[str, ...], *columns: str, most: int = 200
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield `keyset_pages` of up to ``most`` rows, fewer if the rows are large."""
+    pace = Pace(most)
+    sizes = iter(lambda: pace.rows, None)
+    for page in keyset_pages(db, rows, order, *columns, sizes=sizes):
+        pace.measure(page)
+        yield page

@@ -57,6 +57,7 @@ class MemoryWorld:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self._open_transactions = 0
         self._tenants: dict[str, dict[type[MemoryTable], Any]] = {}
 
     def table(self, kind: type[T], tenant: str) -> T:
@@ -73,12 +74,21 @@ class MemoryWorld:
         """
         with self.lock:
             saved = [table.saved() for tables in self._tenants.values() for table in tables.values()]
+            self._open_transactions += 1
             try:
                 yield
             except BaseException:
                 for put_back in saved:
                     put_back()
                 raise
+            finally:
+                self._open_transactions -= 1
+
+    @property
+    def in_transaction(self) -> bool:
+        """True in a transaction of this thread."""
+        with self.lock:
+            return self._open_transactions > 0
 
     def session_is_gone(self, tenant: str, session_id: str, *, keep_usage: bool) -> None:
         """Notify every table of a tenant that a session was deleted. The caller must hold the lock."""

@@ -31,9 +31,8 @@ from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.types.string import TextLoader
 
-from helix_store.engine.commits import Mark, has_committed
 from helix_store.engine.errors import is_stale_prepared_statement
-from helix_store.engine.statement import PreparedForm, Statement
+from helix_store.engine.statement import Mark, PreparedForm, Statement, has_committed
 from helix_store.exceptions import OutcomeUnknown
 
 Rows = list[tuple[Any, ...]]
@@ -351,7 +350,7 @@ class WatchedTransaction:
             self._connection.execute_wrappers.remove(self._begin_first)
 
     def has_committed(self, lost: OutcomeUnknown) -> bool:
-        """Return whether the transaction, whose COMMIT was ``lost``, was committed: see `engine.commits`."""
+        """Return whether the transaction, whose COMMIT was ``lost``, committed: see `engine.statement`."""
         if not self._has_ended or self._mark is None:
             raise lost
         return has_committed(self._connection, self._mark, lost)

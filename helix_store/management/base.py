@@ -1,43 +1,63 @@
-"""The base of all management commands: databases, output, progress and signals."""
+"""The base classes of the commands, and their common arguments."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import (
     BaseCommand,
     CommandError,
     CommandParser,
+    DjangoHelpFormatter,
     OutputWrapper,
 )
 from django.db import DatabaseError, connections
 
-from helix_store.engine.aliases import alias_of, app_aliases
-from helix_store.engine.database import Database
+from helix_store.actions.sessions import SessionAction
+from helix_store.core.ids import parse_checkpoint_id
+from helix_store.core.types import Checkpoint, SessionState
+from helix_store.engine.database import Database, alias_of, app_aliases
 from helix_store.engine.errors import is_unavailable
 from helix_store.exceptions import (
+    CheckpointNotFound,
     HelixStoreError,
     InvalidCursor,
     InvalidPayload,
     InvalidQuery,
+    SessionNotFound,
     StoreUnavailable,
 )
-from helix_store.management.output import Column, Layout, ProgressBar, Table, pairs, table, terminal_width
-from helix_store.management.text import encodable, visible
+from helix_store.management.output import (
+    Column,
+    Layout,
+    ProgressBar,
+    Table,
+    encodable,
+    pairs,
+    table,
+    terminal_width,
+    visible,
+)
+from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.stores import DatabaseStateStore
+from helix_store.stores.directory import SessionDirectory
 
 T = TypeVar("T")
 
 _USAGE: Final = 2
+_OPTION: Final = re.compile(r"-h|-v[0-3]?|--(?:[a-z][a-z-]*(?:=.*)?)?", re.DOTALL)
 
 
 class WrongUsage(CommandError):
@@ -45,6 +65,19 @@ class WrongUsage(CommandError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, returncode=_USAGE)
+
+
+class StoreParser(CommandParser):
+    """A parser that takes ids with a leading dash as values: the ids of Claude sessions may begin with one.
+
+    Only strings in the form of an option are options: ``-h``, ``-v`` and lower-case words after two dashes.
+    An id in that form, such as ``--work``, must follow ``--``.
+    """
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        if arg_string.startswith("-") and not _OPTION.fullmatch(arg_string):
+            return None
+        return super()._parse_optional(arg_string)
 
 
 class StoreCommand(BaseCommand):
@@ -66,6 +99,12 @@ class StoreCommand(BaseCommand):
         self._is_output_empty = True
         self._is_wide = False
         self._forces_colour = False
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        # Django's method does not let a command choose the class.
+        parser.__class__ = StoreParser
+        return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_output_arguments(parser)
@@ -373,3 +412,276 @@ def refuse_options(options: Mapping[str, Any], names: Iterable[str], reason: str
     for name in names:
         if options[name]:
             raise WrongUsage(f"{reason} --{name.replace('_', '-')}.")
+
+
+_TENANTS_NAMED = 5
+_SHORTEST_START = 4
+"""The minimum number of characters that may select a session, as in git."""
+_MATCHES_NAMED = 8
+CHECKPOINT_FORMS: Final = (
+    "A checkpoint id; or SESSION@latest, the newest one, SESSION@latest~2, the second before it; "
+    "SESSION alone means SESSION@latest."
+)
+
+_RELATIVE: Final = re.compile(
+    r"(?P<session_id>.+)@(?:latest(?:~(?P<before>[0-9]{1,6}))?|(?P<current>current))", re.DOTALL
+)
+_LARGEST_PAGE: Final = 200
+
+
+def directory_of(options: Mapping[str, Any]) -> SessionDirectory:
+    """Return the directory of sessions that ``--database`` and ``--tenant`` select."""
+    return SessionDirectory(options["database"], tenant=options["tenant"])
+
+
+def chosen_session(
+    text: str, options: Mapping[str, Any], *, is_whole: bool = False
+) -> tuple[DatabaseStateStore, str]:
+    """Return the store and the id of the session that ``text`` selects by its id or by the start of its id.
+
+    The start of an id needs at least four characters and must match one session, not counting that session's
+    sub-sessions. ``is_whole`` requires a whole id, because a command that deletes without asking must not
+    find another session when it is repeated. Without ``--tenant``, an id that exists in several tenants is a
+    usage error. Raise `SessionNotFound`.
+    """
+    directory = directory_of(options)
+    session_id, tenants = text, directory.tenants_of(text)
+    if not tenants and not is_whole and len(text) >= _SHORTEST_START:
+        session_id, tenants = _started(text, directory)
+    if not tenants:
+        raise SessionNotFound(text)
+    return directory.store(only_tenant(tenants, f"session {visible(session_id)}")), session_id
+
+
+def whole_id(text: str, options: Mapping[str, Any]) -> str:
+    """Return the session id that a filter selects. The session need not exist."""
+    if directory_of(options).tenants_of(text):
+        return text
+    try:
+        return chosen_session(text, options)[1]
+    except SessionNotFound:
+        return text
+
+
+def _started(start: str, directory: SessionDirectory) -> tuple[str, list[str]]:
+    """Return the only id that begins with ``start`` and its tenants, or no tenants if no id matches."""
+    found = directory.starting_with(start, limit=_MATCHES_NAMED + 1)
+    ids = list(dict.fromkeys(session_id for _, session_id in found))
+    if len(ids) > 1:
+        named = ", ".join(visible(session_id) for session_id in ids[:_MATCHES_NAMED])
+        more = "" if len(found) <= _MATCHES_NAMED else " and others"
+        raise WrongUsage(
+            f"{visible(start)!r} is ambiguous: {named}{more} begin with it. Use more characters of the id."
+        )
+    return (ids[0] if ids else start), [tenant for tenant, _ in found]
+
+
+def only_tenant(tenants: Sequence[str], what: str) -> str:
+    """Return the only tenant. If there are several, raise `CommandError`, because the choice is ambiguous."""
+    if len(tenants) > 1:
+        named = ", ".join(f"'{visible(tenant)}'" for tenant in tenants[:_TENANTS_NAMED])
+        more = "" if len(tenants) <= _TENANTS_NAMED else f" and {len(tenants) - _TENANTS_NAMED} more"
+        raise WrongUsage(f"{len(tenants)} tenants have a {what}: {named}{more}. Give --tenant.")
+    return tenants[0]
+
+
+def chosen_call(store: DatabaseStateStore, session_id: str, text: str | None) -> tuple[str, str | None]:
+    """Return the id and approval id of the call that ``text`` selects by its id or by the start of its id.
+
+    ``None`` selects the only open call. If another session owns the call, only its id is known.
+    """
+    state = store.load_state(session_id)
+    if state is None:
+        raise SessionNotFound(session_id)
+    calls = ToolCalls(state.pending_client_tool_calls, state.completed_client_tool_calls)
+    open_calls = calls.unanswered
+    if text is not None and (text in calls.pending or text in calls.completed):
+        return text, _approval_id(calls.pending.get(text))
+    matches = [call_id for call_id in open_calls if call_id.startswith(text or "")]
+    if len(matches) == 1:
+        return matches[0], _approval_id(open_calls[matches[0]])
+    if matches:
+        named = ", ".join(
+            f"{visible(call_id)} ({visible(str(open_calls[call_id].get('tool_name')))})"
+            for call_id in matches
+        )
+        raise WrongUsage(f"The session waits for {len(matches)} answers: {named}. Name one with --call.")
+    if text is None:
+        raise CommandError(f"The session {visible(session_id)} is not waiting for an answer.")
+    return text, None
+
+
+def _approval_id(call: Any) -> str | None:
+    found = call.get("approval_id") if isinstance(call, Mapping) else None
+    return found if isinstance(found, str) else None
+
+
+# --- Checkpoints
+
+
+class ChosenState(NamedTuple):
+    """The state of a checkpoint, or the current state, which has no checkpoint id."""
+
+    tenant: str
+    checkpoint_id: str | None
+    state: SessionState
+
+    def to_dict(self) -> dict[str, Any]:
+        state = self.state
+        return {
+            "tenant": self.tenant,
+            "session_id": state.session_id,
+            "checkpoint_id": self.checkpoint_id,
+            "step_count": state.step_count,
+            "message_count": state.message_count,
+            "created_at": None if state.updated_at is None else state.updated_at.isoformat(),
+        }
+
+
+def chosen_checkpoint(
+    text: str, options: Mapping[str, Any], *, is_whole: bool = False
+) -> tuple[DatabaseStateStore, Checkpoint]:
+    """Return the store and the checkpoint. Raise `SessionNotFound`, `CheckpointNotFound` or `CommandError`.
+
+    See `chosen_session` for ``is_whole``.
+    """
+    match = _RELATIVE.fullmatch(text)
+    if match and match["current"]:
+        raise WrongUsage("The current state is not a checkpoint. " + CHECKPOINT_FORMS)
+    session_id = None
+    if not match:
+        with suppress(InvalidPayload):
+            session_id = parse_checkpoint_id(text).session_id
+    if session_id is None:
+        start, before = (match["session_id"], int(match["before"] or 0)) if match else (text, 0)
+        store, session_id = chosen_session(start, options, is_whole=is_whole)
+        return store, _before_the_newest(store, session_id, before)
+    store, _ = chosen_session(session_id, options, is_whole=True)
+    found = store.get_checkpoint(session_id, text)
+    if found is None:
+        raise CheckpointNotFound(text)
+    return store, found
+
+
+def chosen_state(text: str, options: Mapping[str, Any]) -> ChosenState:
+    """Return the state of `chosen_checkpoint`, or the current state for ``SESSION@current``."""
+    match = _RELATIVE.fullmatch(text)
+    if match is None or not match["current"]:
+        store, found = chosen_checkpoint(text, options)
+        return ChosenState(store.tenant, found.checkpoint_id, found.state)
+    store, session_id = chosen_session(match["session_id"], options)
+    state = store.load_state(session_id)
+    if state is None:
+        raise SessionNotFound(session_id)
+    return ChosenState(store.tenant, None, state)
+
+
+def _before_the_newest(store: DatabaseStateStore, session_id: str, count: int) -> Checkpoint:
+    cursor, left = None, count
+    while True:
+        page = store.list_checkpoints(session_id, limit=min(left + 1, _LARGEST_PAGE), cursor=cursor)
+        if left < len(page.items):
+            found = store.get_checkpoint(session_id, page.items[left].checkpoint_id)
+            if found is not None:
+                return found
+        left -= len(page.items)
+        cursor = page.next_cursor
+        if cursor is None or left < 0:
+            name = f"{session_id}@latest~{count}" if count else f"{session_id}@latest"
+            raise CommandError(
+                f"There is no checkpoint {visible(name)}. Checkpoints of the session: {page.total:,}."
+            )
+
+
+class StoreCommandWithParts(StoreCommand):
+    """A command with sub-commands. The common options may come before or after its name."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        self.add_tenant_argument(parser)
+        self.add_wide_argument(parser)
+        self._subcommands = parser.add_subparsers(
+            dest="part", required=True, metavar="sub-command", parser_class=StoreParser
+        )
+        self.add_parts()
+
+    def add_parts(self) -> None:
+        raise NotImplementedError
+
+    def add_part(
+        self, name: str, run: Callable[[dict[str, Any]], None], *, example: str, help: str | None = None
+    ) -> CommandParser:
+        """Add a sub-command. It calls ``run`` with the parsed options; the default help is the docstring of
+        ``run``.
+        """
+        title = f"{type(self).__module__.rpartition('.')[2]} {name}"
+        parser: CommandParser = self._subcommands.add_parser(
+            name,
+            help=help or run.__doc__,
+            description=help or run.__doc__,
+            epilog=f"example: manage.py {title} {example}".rstrip(),
+            parents=[self._common_arguments()],
+            formatter_class=DjangoHelpFormatter,
+        )
+        parser.set_defaults(run=run)
+        return parser
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        options["run"](options)
+
+    def _common_arguments(self) -> StoreParser:
+        """Return the options of the command itself. They keep their values unless they are given again."""
+        parser = StoreParser(add_help=False)
+        add_output_arguments(parser)
+        self.add_tenant_argument(parser)
+        self.add_wide_argument(parser)
+        parser.add_argument("-v", "--verbosity", type=int, choices=[0, 1, 2, 3], help="0 is silent.")
+        for name in ("--no-color", "--force-color", "--traceback", "--skip-checks"):
+            parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+        for name in ("--settings", "--pythonpath"):
+            parser.add_argument(name, help=argparse.SUPPRESS)
+        for action in parser._actions:
+            action.default = argparse.SUPPRESS
+        return parser
+
+
+class ActingCommand(StoreCommandWithParts):
+    def add_action(self, action: SessionAction) -> None:
+        """Add the sub-command of an action on a session."""
+        name, run = action.command or action.name, partial(self._run, action)
+        parser = self.add_part(name, run, help=action.help, example=action.example)
+        parser.add_argument("session_id", metavar="ID")
+        for flag, settings in action.options.items():
+            parser.add_argument(flag, **settings)
+        if action.is_destructive:
+            self.add_confirmation_argument(parser)
+
+    def target(
+        self, action: SessionAction, options: Mapping[str, Any], *, is_whole: bool
+    ) -> tuple[DatabaseStateStore, str, Mapping[str, Any]]:
+        """Return the store, the session id and the arguments that the options specify."""
+        return *chosen_session(options["session_id"], options, is_whole=is_whole), options
+
+    def act(
+        self,
+        action: SessionAction,
+        store: DatabaseStateStore,
+        session_id: str,
+        given: Mapping[str, Any],
+        *,
+        is_interactive: bool = False,
+    ) -> dict[str, Any]:
+        """Ask first if ``is_interactive``, run the action, and return its data. Raise `CommandError`."""
+        if is_interactive:
+            self.confirm(visible(action.preview(store, session_id, given)))
+        outcome = action.run(store, session_id, given)
+        if not outcome.is_done:
+            raise CommandError(visible(outcome.problem or str(outcome.message)))
+        return {"tenant": store.tenant, **outcome.data}
+
+    def _run(self, action: SessionAction, options: dict[str, Any]) -> None:
+        is_interactive = options.get("interactive", False)
+        is_whole = action.is_destructive and not is_interactive
+        store, session_id, given = self.target(action, options, is_whole=is_whole)
+        data = self.act(action, store, session_id, given, is_interactive=is_interactive)
+        self.write_data(data)

@@ -1,20 +1,182 @@
-"""Terminal output of commands: tables that fit, times, colours and bars. Stored text is always escaped."""
+"""The output of commands: tables, text and times."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import re
 import shutil
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
 from os.path import commonprefix
 from typing import Any, ClassVar, Final, Literal, Self
 
-from helix_store.management.text import cut, cut_middle, padded, visible, width_of, wrapped
-from helix_store.reports.statuses import TONES
-from helix_store.reports.times import NOTHING, moment
+from helix_store.core import moments, validation
+from helix_store.core.transcript import KEPT_IN_PROSE, SPACES, is_invisible
+from helix_store.core.transcript import visible as shown_text
+from helix_store.reports.payloads import NOTHING, TONES, moment
+
+ELLIPSIS: Final = "…"
+
+_EMOJI_FORM: Final = "\ufe0f"
+_TAB: Final = " " * 4
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """Return text on one line, in which each character that a terminal obeys, refuses or hides is escaped.
+
+    Spaces of other widths and the characters in ``keep`` are not escaped.
+    """
+    return shown_text(text, keep=keep + SPACES, is_short=True)
+
+
+def shown_json(line: str) -> str:
+    """Return a line of JSON with the same value, without characters that a terminal obeys or hides."""
+    return "".join(
+        json.dumps(char)[1:-1].replace("\x7f", "\\u007f") if char != "\n" and is_invisible(char) else char
+        for char in line
+    )
+
+
+def width_of(text: str) -> int:
+    """Return the number of cells that visible text takes in a terminal. The result is never too small."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_cells, text))
+
+
+def _cells(char: str) -> int:
+    if char.isascii():
+        return 1
+    if char == _EMOJI_FORM:
+        # On some terminals, this selector makes the narrow character before it wide.
+        return 1
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def cut(text: str, width: int) -> str:
+    """Return the start of a string followed by ``…`` if the string is wider than ``width`` cells."""
+    if width_of(text) <= width:
+        return text
+    return _start(text, width - 1) + ELLIPSIS if width > 0 else ""
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Return the start and end of a string with ``…`` between them if it is wider than ``width`` cells."""
+    if width_of(text) <= width:
+        return text
+    if width < 3:
+        return cut(text, width)
+    start = _start(text, width // 2)
+    return start + ELLIPSIS + _end(text, width - 1 - width_of(start))
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """Return a string padded with spaces to ``width`` cells. ``right`` aligns it to the right."""
+    spaces = " " * (width - width_of(text))
+    return spaces + text if right else text + spaces
+
+
+def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
+    """Return the lines of text of any length, visible, indented and at most ``width`` cells wide.
+
+    A line breaks at a space if it contains one. Newlines and spaces at the start of a line are kept.
+    """
+    # The widest character takes two cells.
+    room = max(width - len(indent), 2)
+    lines = [
+        piece
+        for line in text.replace("\r\n", "\n").replace("\t", _TAB).split("\n")
+        for piece in _wrapped_line(visible(line, keep=KEPT_IN_PROSE).rstrip(), room)
+    ]
+    return [(indent + line).rstrip() for line in lines]
+
+
+def _wrapped_line(line: str, room: int) -> list[str]:
+    pieces: list[str] = []
+    at = 0
+    while (end := _reach(line, at, room)) < len(line):
+        space = line.rfind(" ", at, end)
+        if line[end] != " " and line[at : max(space, at)].strip():
+            end = space
+        pieces.append(line[at:end])
+        at = end
+        while line[at] == " ":
+            at += 1
+    return [*pieces, line[at:]]
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """Return text in which characters that the encoding of a stream cannot represent are escaped."""
+    name = encoding or "utf-8"
+    return text.encode(name, "backslashreplace").decode(name)
+
+
+def _start(text: str, width: int) -> str:
+    return text[: _reach(text, 0, width)]
+
+
+def _reach(text: str, at: int, width: int) -> int:
+    """Return the end of the longest part that starts at ``at`` and is at most ``width`` cells wide."""
+    used = 0
+    for index in range(at, len(text)):
+        used += _cells(text[index])
+        if used > width:
+            return index
+    return len(text)
+
+
+def _end(text: str, width: int) -> str:
+    start = len(text) - len(_start(text[::-1], width))
+    # Combining characters belong to the character that was left out.
+    while 0 < start < len(text) and _cells(text[start]) == 0:
+        start += 1
+    return text[start:]
+
+
+_AGE: Final = re.compile(r"([0-9]{1,9})([smhdw])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_EXPECTED: Final = "expected an age (90s, 30m, 12h, 7d, 2w) or a date (2026-11-20, 2026-11-20T09:00+09:00)"
+
+
+def time_or_age(text: str) -> datetime | timedelta:
+    """Parse a time or an age for argparse. A time without an offset is naive; `moment_of` adds the zone."""
+    age = _AGE.fullmatch(text)
+    try:
+        value = timedelta(**{_UNITS[age[2]]: int(age[1])}) if age else datetime.fromisoformat(text)
+    except (OverflowError, ValueError):
+        raise argparse.ArgumentTypeError(f"{_EXPECTED}, got {text!r}") from None
+    if isinstance(value, timedelta) and not validation.is_age(value):
+        raise argparse.ArgumentTypeError(f"an age is at most a hundred years, got {text!r}")
+    return value
+
+
+def age_in_days(text: str) -> timedelta:
+    """Parse a whole number of days for argparse."""
+    try:
+        age = timedelta(days=int(text))
+    except (OverflowError, ValueError):
+        age = timedelta(-1)
+    if not validation.is_age(age):
+        raise argparse.ArgumentTypeError(f"expected a number of days, at most a hundred years, got {text!r}")
+    return age
+
+
+def moment_of(value: datetime | timedelta, zone: tzinfo) -> datetime:
+    """Return the moment that the argument names. An age counts back from now, and a time without an offset is
+    in the given zone.
+    """
+    if isinstance(value, timedelta):
+        return moments.now() - value
+    return value.replace(tzinfo=zone) if value.tzinfo is None else value
+
 
 _GAP: Final = "  "
 _SMALLEST_WIDTH: Final = 40
@@ -71,6 +233,8 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, datetime):
         return moment(value)
+    if isinstance(value, dict | list):
+        return visible(json.dumps(value, ensure_ascii=False))
     return visible(str(value))
 
 

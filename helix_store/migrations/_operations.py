@@ -19,6 +19,8 @@ _HOW_TO_REMOVE: Final = {
     "checkpoint": "Delete their threads with SnapshotCheckpointer.delete_threads().",
     "usageentry": "Delete them with DatabaseUsageStore.delete().",
     "budget": "Delete them with DatabaseBudgetStore.delete_budget().",
+    "decision": "Delete their sessions with delete_session().",
+    "effect": "Delete their sessions with delete_session().",
     "post": "Delete their sessions with delete_session().",
     "item": "Delete them with ItemLog.clear_all(), or their sessions with delete_session().",
     "lock": "Release these locks with force_release().",
@@ -133,6 +135,10 @@ class RefuseToLose(WithoutEffect):
         """Return a message that names the rows that reversing would delete, or ``None``."""
         model = apps.get_model(app_label, self.model_name)
         if not router.allow_migrate_model(alias, model):
+            return None
+        names = {field.name for field in model._meta.get_fields()}
+        if self.columns and not names.issuperset(self.columns):
+            # A later migration has moved these values, and refuses to lose them.
             return None
         holds_a_value = Q()
         for column in self.columns:

@@ -53,7 +53,7 @@ class CallIdField(models.CharField):  # type: ignore[type-arg]  # not subscripta
 
 
 class CallIdsField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
-    """The ids of the most recent calls that changed a row, as `engine.commits` writes and reads them."""
+    """The ids of the most recent calls that changed a row, as `engine.statement` writes and reads them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"max_length": 255, "null": True, "editable": False, **kwargs})

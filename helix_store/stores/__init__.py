@@ -1,12 +1,16 @@
 """The public stores, and the handles, steps and turns that they open."""
 
-from helix_store.budgets.store import DatabaseBudgetStore, InMemoryBudgetStore
+from helix_store.budgets import DatabaseBudgetStore, InMemoryBudgetStore
 from helix_store.engine.memory import MemoryWorld
-from helix_store.locks.manager import DatabaseLockManager, InMemoryLockManager, Lock, NoOpLockManager
-from helix_store.stores.database import DatabaseStateStore, Store
-from helix_store.stores.handle import SessionHandle
-from helix_store.stores.memory import InMemoryStateStore, InMemoryStore
+from helix_store.locks import DatabaseLockManager, InMemoryLockManager, Lock, NoOpLockManager
 from helix_store.stores.step import Step
+from helix_store.stores.store import (
+    DatabaseStateStore,
+    InMemoryStateStore,
+    InMemoryStore,
+    SessionHandle,
+    Store,
+)
 from helix_store.stores.turn import Turn
 from helix_store.streams.manager import DatabaseStreamManager, InMemoryStreamManager
 from helix_store.usage.store import DatabaseUsageStore, InMemoryUsageStore

@@ -13,8 +13,8 @@ from typing import Any, Final
 from django.db.models import Count, Exists, Min, OuterRef, Q
 
 from helix_store.core import validation
-from helix_store.core.serialization import Page, Serializable
-from helix_store.core.signatures import takes_session_filters
+from helix_store.core.contracts import takes_session_filters
+from helix_store.core.payloads import Page, Serializable
 from helix_store.core.types import SessionHead, SubSessionRef
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import tenants_with
@@ -22,13 +22,12 @@ from helix_store.engine.statement import table
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.models import SubSessionRef as SubSessionRow
-from helix_store.sessions.database.checkpoints import DatabaseCheckpoints
-from helix_store.sessions.database.sessions import select_sessions
-from helix_store.sessions.database.trees import tree_keys
-from helix_store.sessions.layout import HEAD_FIELDS
-from helix_store.sessions.queries import after_cursor, checked_query, next_cursor
+from helix_store.sessions.checkpoints import DatabaseCheckpoints
+from helix_store.sessions.heads import select_sessions, tree_keys
 from helix_store.sessions.reading import listed_head, sub_session_ref_from
-from helix_store.stores.database import DatabaseStateStore
+from helix_store.sessions.state import HEAD_FIELDS, after_cursor, checked_query, next_cursor
+from helix_store.stores.conditions import StuckSession, find_stuck
+from helix_store.stores.store import DatabaseStateStore
 
 _LARGEST_PAGE: Final = 200
 _TENANTS_OF: Final = tenants_with(table(Session), "session_id")
@@ -154,6 +153,25 @@ class SessionDirectory:
             tenant, last = found[-1]
             cursor = next_cursor(query, last, tenant, tenant=None)
         return DirectoryPage(sessions=found, total=total, next_cursor=cursor)
+
+    def stuck(
+        self, conditions: Collection[str], *, limit: int
+    ) -> list[tuple[str, SessionHead, StuckSession]]:
+        """Return the sessions of `find_stuck` with their tenants and heads, at most one for each session."""
+        found = find_stuck(using=self._db.alias, tenant=self.tenant, conditions=conditions, limit=limit)
+        by_id: dict[tuple[str, str], StuckSession] = {}
+        for stuck in found:
+            by_id.setdefault((stuck.tenant, stuck.session_id), stuck)
+        rows = Session.objects.using(self._db.alias).filter(
+            tenant__in={tenant for tenant, _ in by_id}, session_id__in={each for _, each in by_id}
+        )
+        read = self._db.query(lambda: list(rows.values("tenant", *HEAD_FIELDS)))
+        heads = {(row["tenant"], row["session_id"]): row for row in read}
+        return [
+            (place[0], listed_head({name: heads[place][name] for name in HEAD_FIELDS}), stuck)
+            for place, stuck in by_id.items()
+            if place in heads
+        ]
 
     def tree(self, session_id: str, *, tenant: str) -> TreeNode:
         """Return a session and everything below it: sessions by parent or local ref, and remote refs.

@@ -1,22 +1,27 @@
-"""One atomic step: everything that a worker does between loading a session and committing it."""
+"""The step of a handle."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
-from helix_store.core import moments
-from helix_store.core.approvals import ApprovedCall
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from helix_store.core import moments, validation
+from helix_store.core.approvals import Actor, ApprovedCall
 from helix_store.core.dicts import AnyMessage, AnyToolCall
-from helix_store.core.limits import UNLIMITED
+from helix_store.core.limits import UNLIMITED, Limits
 from helix_store.core.payloads import copy_json, encode
 from helix_store.core.types import (
     TERMINAL_STATUSES,
@@ -35,12 +40,15 @@ from helix_store.engine.async_twins import BothContexts, async_twin
 from helix_store.exceptions import (
     ConflictError,
     FencedOutError,
+    InvalidPayload,
     LockLostError,
     SessionNotFound,
     StaleStateError,
+    TurnInterrupted,
     shown_id,
 )
-from helix_store.sessions.requests import (
+from helix_store.sessions.state import (
+    SUSPENSION_FIELDS,
     OpenedStep,
     Reception,
     StagedRow,
@@ -48,9 +56,192 @@ from helix_store.sessions.requests import (
     are_stored,
     default_step_id,
 )
-from helix_store.sessions.tool_calls import claimed_calls
-from helix_store.stores import rules
-from helix_store.stores.bound import BoundSession
+from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
+from helix_store.stores.session import BoundSession, NotCopied
+
+_END_TURN: Final = "end_turn"
+_SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
+
+
+def calls_of(state: SessionState) -> ToolCalls:
+    return ToolCalls(state.pending_client_tool_calls, state.completed_client_tool_calls)
+
+
+def other_root(state: SessionState) -> str | None:
+    """Return the root of the session's tree, which records the owners of calls; ``None`` for the root."""
+    return None if state.root_session_id == state.session_id else state.root_session_id
+
+
+def is_suspended(state: SessionState) -> bool:
+    """Return whether `resume` can continue the session."""
+    return state.status in _SUSPENDED and any(
+        getattr(state, name) is not None for name in SUSPENSION_FIELDS if name != "tracing_context"
+    )
+
+
+class Standing(NamedTuple):
+    """The situation of a session before a turn."""
+
+    answers: dict[str, dict[str, Any]]
+    """The answers that are offered to the turn, by tool call id."""
+    is_suspended: bool
+    """True if `resume` can continue the session."""
+    can_continue: bool
+    """True if the session has not ended and does not wait for an answer."""
+
+
+def standing_of(state: SessionState) -> Standing:
+    suspended, has_ended = is_suspended(state), state.status in TERMINAL_STATUSES
+    if not state.pending_client_tool_calls:
+        return Standing({}, suspended, can_continue=not has_ended)
+    calls = calls_of(state)
+    is_waiting = suspended and bool(calls.unanswered)
+    return Standing(calls.answers, suspended, can_continue=not (has_ended or is_waiting))
+
+
+def new_calls(calls: Any, *, now: datetime, run_id: str | None, limits: Limits) -> dict[str, dict[str, Any]]:
+    """Return the complete entries of the calls that a step waits for. Raises `InvalidPayload`.
+
+    A ``deadline`` is a duration from now or an aware datetime. With ``on_expiry`` "reject", the call is an
+    approval, by default with its own id as approval id.
+    """
+    if not isinstance(calls, Mapping):
+        raise InvalidPayload(path="calls", reason="expected a dict of calls by tool call id")
+    asked_at = validation.datetime_to_milliseconds(now)
+    given = {
+        tool_call_id: _completed(tool_call_id, call, run_id)
+        for tool_call_id, call in validation.items(calls.items(), "calls")
+    }
+    return checked_calls(given, requested_at=asked_at, limits=limits)
+
+
+def _completed(tool_call_id: Any, call: Any, run_id: str | None) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    entry = dict(call)
+    entry.setdefault("run_id", run_id)
+    if entry.get("on_expiry") == "reject" and entry.get("approval_id") is None:
+        entry["approval_id"] = tool_call_id
+    return entry
+
+
+def take(state: SessionState, tool_call_ids: Container[str], limits: Limits) -> None:
+    """Move the answers that were offered to a turn to the completed calls of a state."""
+    calls = calls_of(state)
+    if calls.take(tool_call_ids):
+        state.pending_client_tool_calls = calls.pending
+        state.completed_client_tool_calls = calls.kept(limits)
+
+
+def ask(state: SessionState, entries: Mapping[str, dict[str, Any]], *, step_id: str) -> None:
+    """Make a state wait for calls, as `suspend` does.
+
+    Raises `ConflictError` for a call that the state already has.
+    """
+    calls = calls_of(state)
+    calls.add(entries)
+    state.pending_client_tool_calls = calls.pending
+    if other_root(state) is None:
+        state.client_tool_call_ownership = claimed_calls(
+            state.client_tool_call_ownership, entries, state.session_id
+        )
+    state.status = SessionStatus.PAUSED
+    state.suspension_kind = RunStatus.SUSPENDED_CLIENT_TOOL
+    state.suspension_context = {"tool_call_ids": list(entries)}
+    state.suspended_awaiting_children = None
+    state.suspended_step_id = step_id
+
+
+def outcome_of(state: SessionState) -> tuple[RunStatus, str | None]:
+    """Return the status and the reason of a run whose last step stored this state."""
+    if state.status == SessionStatus.FAILED:
+        return RunStatus.FAILED, validation.failure_reason(state.failure_reason)
+    if is_suspended(state):
+        return state.suspension_kind or RunStatus.SUSPENDED_STEP_PARTIAL, None
+    return RunStatus.COMPLETED, None
+
+
+def end_of_run(
+    state: SessionState,
+    error: BaseException | None,
+    interrupt: TurnInterrupted | None,
+    *,
+    was_ended: bool,
+) -> tuple[RunStatus, str | None]:
+    """Return the status and the reason of the run of a turn that ends with this state or error."""
+    if error is not None:
+        return RunStatus.FAILED, type(error).__name__
+    if interrupt is not None:
+        return RunStatus.INTERRUPTED, interrupt.reason or interrupt.kind
+    status, reason = outcome_of(state)
+    return status, _END_TURN if was_ended else reason
+
+
+class Progress(NamedTuple):
+    """The progress of a turn: the state, and whether a step has ended the run or the turn."""
+
+    state: SessionState
+    run_has_ended: bool = False
+    was_ended: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class ProvisionalWrite:
+    """A write in an open transaction of ``connection``."""
+
+    connection: BaseDatabaseWrapper
+    is_committed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.connection.in_atomic_block:
+            transaction.on_commit(self.commit, using=self.connection.alias, robust=True)
+        # With autocommit off, Django has no hooks: only the store knows the outcome.
+
+    def commit(self) -> None:
+        self.is_committed = True
+
+    @property
+    def is_open(self) -> bool:
+        """True if the write's transaction is still open and no savepoint around the write was rolled back.
+
+        Django drops the hooks of a savepoint that is rolled back, and all hooks when COMMIT fails.
+        """
+        return any(entry[1] == self.commit for entry in self.connection.run_on_commit)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Step(ProvisionalWrite):
+    before: Progress
+
+
+class ProvisionalSteps(list[_Step]):
+    """The steps of a turn whose transaction was open when they ended, oldest first."""
+
+    def add(self, connection: BaseDatabaseWrapper, before: Progress) -> None:
+        """Track a step that has ended in an open transaction of ``connection``."""
+        self.append(_Step(connection, before=before))
+
+    def settle(self) -> Progress | None:
+        """Drop committed and lost steps, and return the progress before the first lost one.
+
+        A step counts as lost if it was rolled back, or if nothing shows whether its COMMIT was executed.
+        """
+        for number, step in enumerate(self):
+            if not (step.is_committed or step.is_open):
+                del self[number:]
+                return step.before
+        self[:] = [step for step in self if not step.is_committed]
+        return None
+
+
+def may_wait_here() -> bool:
+    """Return whether this code may query a database, which is not allowed in an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
+    return False
+
 
 _NOT_OURS: Final = (FencedOutError, LockLostError)
 """After these errors, another worker may be in the same step and own its staged changes."""
@@ -67,7 +258,7 @@ class _Phase(Enum):
     OVER = auto()
 
 
-class Step(BothContexts):
+class Step(NotCopied, BothContexts):
     """One step of a session. Entering it loads the state; leaving it commits the whole step, or nothing.
 
     The commit passes the loaded version and the handle's fence, so it raises `StaleStateError` or
@@ -98,8 +289,10 @@ class Step(BothContexts):
         self._messages: list[AnyMessage] = []
         self._staged: dict[str, StagedChanges] = {}
         self._rows: dict[str, StagedRow | None] = {}
+        self._staged_in_block: dict[str, ProvisionalWrite] = {}
+        """The changes that were staged in a transaction of the caller."""
         self._asked: dict[str, dict[str, Any]] = {}
-        self._used: dict[str, ApprovedCall] = {}
+        self._used: dict[str, tuple[int, ApprovedCall]] = {}
         self._earlier_output: Any = UNSET
         self._ends_turn = False
         self._receives = False
@@ -124,6 +317,11 @@ class Step(BothContexts):
         """
         if self._state is None:
             raise ConflictError("The step has not begun; enter it with `with` or `async with`.")
+        return self._state
+
+    @property
+    def loaded_state(self) -> SessionState | None:
+        """`state`, or ``None`` before the step begins."""
         return self._state
 
     def __enter__(self) -> Self:
@@ -184,7 +382,9 @@ class Step(BothContexts):
     ) -> None:
         """Stage a tool call's changes to the custom state: durable immediately, visible after the commit.
 
-        Any thread may call this method. The same tool call replaces its earlier change.
+        Any thread may call this method. The same tool call replaces its earlier change. If your own
+        transaction or savepoint around this call is rolled back, stage the change again: otherwise, the step
+        raises `ConflictError` instead of committing.
         """
         changes = StagedChanges(
             tool_call_id=tool_call_id,
@@ -194,8 +394,12 @@ class Step(BothContexts):
         )
         with self._working("stage"):
             self._require_lock()
-            self._rows[tool_call_id] = self.session._parts.stage(self.session.id, self.id, changes)
+            self._rows[tool_call_id] = self.session._stores.stage(self.session.id, self.id, changes)
             self._staged[tool_call_id] = copy.deepcopy(changes)
+            self._staged_in_block.pop(tool_call_id, None)
+            connection = self.session._stores.connection_of_caller
+            if connection is not None and connection.in_atomic_block:
+                self._staged_in_block[tool_call_id] = ProvisionalWrite(connection)
 
     def wait_for(self, calls: Mapping[str, AnyToolCall]) -> None:
         """Suspend the session when the step commits, until each call is answered.
@@ -207,21 +411,60 @@ class Step(BothContexts):
         """
         with self._working("wait_for"):
             self._require_going_on()
-            entries = rules.new_calls(
+            entries = new_calls(
                 calls,
                 now=moments.now(),
                 run_id=self.run_id,
-                limits=self.session._parts.limits,
+                limits=self.session._stores.limits,
             )
+            self.session._stores.require_permissions(entries)
             asked = {**self._asked, **entries}
             # An invalid call fails in the line that makes it, and not at the end of the block.
             self._ask(copy.copy(self.state), asked)
-            root_id = rules.other_root(self.state)
+            root_id = other_root(self.state)
             root = None if root_id is None else self.session.store.load_state(root_id)
             if root is not None:
                 # The root of the tree records the owners of calls.
                 claimed_calls(root.client_tool_call_ownership, entries, self.session.id)
             self._asked = asked
+
+    def ask_approval(
+        self,
+        call_id: str,
+        tool_name: str,
+        input: Any,
+        *,
+        permission: str | None = None,
+        requester: Actor | None = None,
+        approvals: int = 1,
+        editable: bool = False,
+        deadline: timedelta | Timestamp | None = None,
+        on_expiry: Literal["reject", "fail"] | None = "reject",
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        """Suspend the session when the step commits, until people have approved or rejected a call.
+
+        The approval id is the id of the call. Only an active Django user with the ``permission`` may answer,
+        and not the ``requester``, a Django user or text. The ``deadline`` is a duration or a time; when it
+        has passed, ``on_expiry`` is the answer. ``metadata`` holds your own data. Raises the errors of
+        `wait_for`, also for a permission that does not exist.
+        """
+        given = {
+            "permission": permission,
+            "requester": requester,
+            "deadline": deadline,
+            "on_expiry": on_expiry if deadline is not None else None,
+            "metadata": metadata,
+        }
+        call = {
+            "tool_name": tool_name,
+            "input": input,
+            "approval_id": call_id,
+            "approvals": approvals,
+            "editable": editable,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+        self.wait_for({call_id: call})
 
     def use_approval(self, tool_call_id: str) -> ApprovedCall:
         """Return the call that was approved, edited or not, and mark it as used when the step commits.
@@ -232,11 +475,11 @@ class Step(BothContexts):
         with self._working("use_approval"):
             if tool_call_id not in self._used:
                 self._require_lock()
-                version, call = self.session._parts.approved_call(self.session.id, tool_call_id)
+                version, asking, call = self.session._stores.approved_call(self.session.id, tool_call_id)
                 if version != self._version:
                     raise StaleStateError(self._version, version)
-                self._used[tool_call_id] = call
-            call = self._used[tool_call_id]
+                self._used[tool_call_id] = asking, call
+            call = self._used[tool_call_id][1]
             return replace(call, input=copy_json(call.input), actors=list(call.actors))
 
     def finish(self, output: Any = None) -> None:
@@ -269,6 +512,7 @@ class Step(BothContexts):
     asay = async_twin(say)
     astage = async_twin(stage)
     await_for = async_twin(wait_for)
+    aask_approval = async_twin(ask_approval)
     ause_approval = async_twin(use_approval)
     afinish = async_twin(finish)
     afail = async_twin(fail)
@@ -294,6 +538,7 @@ class Step(BothContexts):
     # At the end
 
     def _save(self) -> None:
+        self._require_staged_in_block()
         state = copy.copy(self.state)
         record = self._before_commit()
         if self._asked:
@@ -304,7 +549,7 @@ class Step(BothContexts):
             # It represents the state in the digest of the step, because a repeat starts from a later state.
             state._intent = self._intent()
         write = self._to_write(state, record)
-        commit, custom_state = self.session._parts.commit_step(write)
+        commit, custom_state = self.session._stores.commit_step(write)
         if self._operation_id is not None and write.is_earlier(commit):
             self._discard_staged()
             state = self.session.load()
@@ -321,7 +566,22 @@ class Step(BothContexts):
         self._state, self.commit = state, commit
         self._after(state)
 
-    def _to_write(self, state: SessionState, record: Callable[[], object] | None) -> StepWrite:
+    def _require_staged_in_block(self) -> None:
+        """Raise `ConflictError` if the caller has rolled back a change that it staged."""
+        lost = [
+            shown_id(tool_call_id)
+            for tool_call_id, write in self._staged_in_block.items()
+            if not (write.is_committed or write.is_open)
+        ]
+        if lost:
+            raise ConflictError(
+                f"Your transaction or savepoint around stage() was rolled back, and with it the changes of "
+                f"{', '.join(lost)}; stage them again in the same step, or begin another step."
+            )
+
+    def _to_write(
+        self, state: SessionState, record: Callable[[StepCommit | None], object] | None
+    ) -> StepWrite:
         rows = [row for row in self._rows.values() if row is not None]
         return StepWrite(
             session_id=self.session.id,
@@ -333,11 +593,12 @@ class Step(BothContexts):
             operation_id=self._operation_id,
             run_id=self.run_id,
             staged=self._staged,
-            uses=self._used,
+            uses=[asking for asking, _ in self._used.values()],
             staged_rows=[] if len(rows) < len(self._rows) else rows,
             after=self._consequences(),
             record=record,
             reception=self._reception(state),
+            asked=list(self._asked),
         )
 
     def _reception(self, state: SessionState) -> Reception | None:
@@ -377,13 +638,13 @@ class Step(BothContexts):
         if not self._asked:
             return calls
         store, session_id = self.session.store, self.session.id
-        if rules.other_root(self.state) is not None:
+        if other_root(self.state) is not None:
             calls.append(
                 partial(
-                    store.add_pending_tool_calls,
+                    self.session._stores.record_calls,
                     session_id,
                     self._asked,
-                    fencing_token=self._fencing_token,
+                    self._fencing_token,
                 )
             )
         if self.run_id is not None:
@@ -401,11 +662,11 @@ class Step(BothContexts):
 
     def _ask(self, state: SessionState, entries: Mapping[str, dict[str, Any]]) -> None:
         self._take_offered(state)
-        rules.ask(state, entries, step_id=self.id)
+        ask(state, entries, step_id=self.id)
 
     def _take_offered(self, state: SessionState) -> None:
         if self._offered:
-            rules.take(state, self._offered, self.session._parts.limits)
+            take(state, self._offered, self.session._stores.limits)
 
     def _discard_staged(self) -> None:
         """Discard the step's staged changes, unless another worker has dropped them."""
@@ -426,7 +687,7 @@ class Step(BothContexts):
 
     def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
         """Read the data with which the step begins. Raises `SessionNotFound`."""
-        opened = self.session._parts.open_step(self.session.id, self._id, run_id, is_capped=is_capped)
+        opened = self.session._stores.open_step(self.session.id, self._id, run_id, is_capped=is_capped)
         if opened is None:
             raise SessionNotFound(self.session.id)
         return opened
@@ -434,7 +695,7 @@ class Step(BothContexts):
     def _require_lock(self) -> None:
         """Raise `LockLostError` if somebody else may be driving the session now."""
 
-    def _before_commit(self) -> Callable[[], object] | None:
+    def _before_commit(self) -> Callable[[StepCommit | None], object] | None:
         """Return the call that records what the step has spent. Raises the errors of `_require_lock`."""
         return None
 

@@ -1,4 +1,4 @@
-"""One worker driving a session until it ends or waits."""
+"""The turn of a handle: a run under a lock, with its spending."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from helix_store.budgets.rules import NOTHING, Amounts, checked_estimate
+from helix_store.budgets import NOTHING, Amounts, checked_estimate
 from helix_store.core import validation
 from helix_store.core.budgets import Dollars
 from helix_store.core.contracts import UsageStore
+from helix_store.core.effects import Reconcile
 from helix_store.core.manager_contracts import HeldLock, LockManager
 from helix_store.core.types import (
     TERMINAL_STATUSES,
@@ -23,25 +24,39 @@ from helix_store.core.types import (
     RunStatus,
     SessionState,
     SessionStatus,
+    StepCommit,
     UsageKind,
 )
 from helix_store.core.usage import TokenCounts
 from helix_store.engine.async_twins import BothContexts, async_twin
 from helix_store.exceptions import (
     ConflictError,
+    EffectUnknown,
     FencedOutError,
     LockLostError,
     SessionBusy,
+    SessionNotFound,
     StaleStateError,
     TurnInterrupted,
+    shown_id,
 )
-from helix_store.sessions.requests import OpenedStep
-from helix_store.stores import rules
-from helix_store.stores.bound import BoundSession
-from helix_store.stores.provisional import Progress, ProvisionalSteps, may_wait_here
-from helix_store.stores.run_errors import described_error
+from helix_store.locks import are_same_locks
+from helix_store.sessions.state import OpenedStep, StepWrite
+from helix_store.stores.effect import OpenEffect
+from helix_store.stores.errors import described_error
+from helix_store.stores.session import BoundSession, NotCopied
 from helix_store.stores.spending import Spending
-from helix_store.stores.step import Step
+from helix_store.stores.step import (
+    Progress,
+    ProvisionalSteps,
+    Step,
+    calls_of,
+    end_of_run,
+    may_wait_here,
+    other_root,
+    outcome_of,
+    standing_of,
+)
 
 _LONGEST_HOST_NAME: Final = 150
 _ATTEMPTS: Final = 5
@@ -51,13 +66,13 @@ _logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
-class Turn(BothContexts):
+class Turn(NotCopied, BothContexts):
     """The lock of a session and one run, from `__enter__` to `__exit__`.
 
     Entering takes the lock and keeps it alive, resumes a session whose calls are answered, receives due
-    posts, and starts a run that supersedes the run of a worker that died. If the session has ended or is
-    still waiting, the turn is not active and has no run. Leaving ends the run according to the stored state
-    and releases the lock.
+    posts, and starts a run that supersedes the run of a worker that died. If the session has ended, is still
+    waiting or is at rest, the turn is not active and has no run. Leaving ends the run according to the stored
+    state and releases the lock.
     """
 
     def __init__(
@@ -69,6 +84,7 @@ class Turn(BothContexts):
         ttl: Duration | None = None,
         usage: UsageStore | None = None,
         receive: bool = True,
+        rest: bool = True,
         estimate_usd: Dollars | None = None,
         estimate_tokens: int | None = None,
     ) -> None:
@@ -76,7 +92,7 @@ class Turn(BothContexts):
         self.run: Run | None = None
         self.results: dict[str, dict[str, Any]] = {}
         """The answers since the last turn, by tool call id. The first step that commits consumes them."""
-        self._locks = session._parts.locks if locks is None else locks
+        self._locks = session._stores.locks if locks is None else locks
         this_thread = f"{socket.gethostname()[:_LONGEST_HOST_NAME]}:{os.getpid()}:{threading.get_ident()}"
         self._owner = this_thread if owner is None else owner
         self._ttl_ms = None if ttl is None else validation.milliseconds(ttl, "ttl")
@@ -84,14 +100,28 @@ class Turn(BothContexts):
         self.fencing_token: int | None = None
         """The token of the turn's lock, for writes that the turn does not make itself."""
         self._progress: Progress | None = None
-        self._spending = Spending(session._parts, usage)
+        estimate = _estimated(estimate_usd, estimate_tokens, NOTHING)
+        self._spending = Spending(session._stores, usage, estimate)
         self._interrupt: TurnInterrupted | None = None
+        self._effects: dict[str, _TurnEffect] = {}
+        """The effects that this turn attempts at the moment, by their ids."""
+        self._refused: Amounts | None = None
+        """The estimate that a budget has refused."""
+        self._is_stop_provisional = False
+        """True if a transaction of the caller stopped the turn: its rollback takes that back."""
         self._is_used = False
         self._has_left = False
         self._receives = receive
-        self._estimate = _estimated(estimate_usd, estimate_tokens, NOTHING)
+        self._rests = rest
+        self.recovered: Run | None = None
+        """The run of a worker that died, which this turn has ended."""
+        self._newest_run: Run | None = None
+        self._is_at_rest = False
         self._provisional = ProvisionalSteps()
         self._must_ask = False
+        self._unseen: _TurnStep | None = None
+        self._told_error: BaseException | None = None
+        """The error that told the caller that a commit may have failed, or that the session has ended."""
         self._mutex = threading.RLock()
 
     # State
@@ -100,14 +130,19 @@ class Turn(BothContexts):
     def state(self) -> SessionState:
         """The state of the last step, or the state at the start of the turn.
 
+        While a step is open, this is its state, so that a change in place is stored with the step. Otherwise
+        it is a copy: no step stores changes of it.
+
         A step in the caller's transaction counts unless that transaction, or its savepoint, is rolled back.
-        After a rollback, this is the stored state; in an event loop, where the store cannot be queried, it is
-        the state before that step until the next step begins.
+        After a rollback, or a commit that raised an error, this is the stored state; in an event loop, where
+        the store cannot be queried, it is the state before that step until the next step begins.
         """
-        return self._current().state
+        step = self.session._open_step
+        state = None if step is None else step.loaded_state
+        return self._current().state if state is None else state
 
     def _current(self) -> Progress:
-        if not self._has_left and (self._provisional or self._must_ask):
+        if not self._has_left and (self._provisional or self._must_ask or self._spending.must_renew):
             self._follow_commits(may_load=may_wait_here())
         if self._progress is None:
             raise ConflictError("The turn has not begun; enter it with `with` or `async with`.")
@@ -116,11 +151,22 @@ class Turn(BothContexts):
     @property
     def is_active(self) -> bool:
         """True if the session continues in this turn: it has not ended, does not wait and was not stopped."""
-        if self.run is None or self._has_left or self._interrupt is not None:
+        if self.run is None or self._has_left:
             return False
         state, run_has_ended, was_ended = self._current()
-        is_open = state.status not in (*TERMINAL_STATUSES, SessionStatus.PAUSED)
-        return is_open and not (run_has_ended or was_ended)
+        return self._interrupt is None and _is_open(state) and not (run_has_ended or was_ended)
+
+    @property
+    def stopped_by(self) -> TurnInterrupted | None:
+        """The error that stopped the turn, such as `BudgetExceeded`, or ``None``.
+
+        It stops the turn before the next model call: `is_active` is then false, and `step` raises the error,
+        which ends the turn quietly.
+        """
+        if self._progress is not None:
+            # The rollback of a transaction of the caller may take back what has stopped the turn.
+            self._current()
+        return self._interrupt
 
     def messages(self, last: int | None = None) -> list[Message]:
         """Return all messages of the session, or the ``last`` ones, oldest first."""
@@ -141,16 +187,57 @@ class Turn(BothContexts):
         """Return the next step, with the fence and the run of this turn.
 
         Entering the step raises `TurnInterrupted` if somebody asked the session to stop: that ends the turn,
-        or is raised again by each later call. If a budget of the session does not allow the step,
-        `BudgetExceeded` is raised, with the same effect. The step holds the estimates, by default those of
-        the turn, until it ends. Raises `ConflictError` if the turn is not active.
+        or is raised again by each later call. After a budget has stopped the turn, this raises `stopped_by`.
+        Estimates replace what the turn has reserved for the step, when the step begins; if a budget does not
+        allow that, `BudgetExceeded` is raised. Raises `ConflictError` if the turn is not active, and for an
+        estimate with a lock manager of another store; entering the step raises it if the session was ended or
+        suspended elsewhere.
         """
+        run = self._required_run()
+        estimate = _estimated(estimate_usd, estimate_tokens, self._spending.estimate)
+        self._require_own_locks(estimate)
+        return _TurnStep(self, run.run_id, step_id, operation_id=operation_id, estimate=estimate)
+
+    def _required_run(self) -> Run:
+        """Return the run of an active turn. Raises `ConflictError`, or what has stopped the turn."""
+        is_active = self.is_active
         if self._interrupt is not None:
             raise self._interrupt
-        if self.run is None or not self.is_active:
+        if self._is_at_rest:
+            raise _rests()
+        if self.run is None or not is_active:
             raise _is_over()
-        estimate = _estimated(estimate_usd, estimate_tokens, self._estimate)
-        return _TurnStep(self, self.run.run_id, step_id, operation_id=operation_id, estimate=estimate)
+        return self.run
+
+    def effect(
+        self,
+        effect_id: str,
+        *,
+        tool_name: str = "",
+        input: Any = None,
+        approval: bool = False,
+        retry: bool = False,
+        reconcile: Reconcile | None = None,
+    ) -> OpenEffect:
+        """Return an effect for ``with`` or ``async with``: a call of the world outside the database.
+
+        Entering stores the intent, and `Effect.done` the result, so that no later worker makes the call
+        again. If a worker was killed in between, entering raises `EffectUnknown`, which ends the turn as an
+        interrupt does. With ``retry``, the call is made again instead, which is right if the service honours
+        the idempotency key `Effect.key`. ``reconcile`` is called with the effect before; it asks the service,
+        and calls `done` or `not_done`. With ``approval``, ``effect_id`` is the id of an approved call, whose
+        approval this effect uses. Raises `ConflictError` if the turn is not active, and in a transaction.
+        """
+        self._required_run()
+        return _TurnEffect(
+            self,
+            effect_id,
+            tool_name=tool_name,
+            input=input,
+            approval=approval,
+            retry=retry,
+            reconcile=reconcile,
+        )
 
     def tokens(
         self,
@@ -160,16 +247,26 @@ class Turn(BothContexts):
         completion: int = 0,
         reasoning: int = 0,
         cached: int = 0,
+        cache_write: int = 0,
+        audio_prompt: int = 0,
+        audio_completion: int = 0,
         total: int | None = None,
         cost_usd: Any = None,
     ) -> None:
         """Record the tokens of a model's answer, with the next step that commits or, without one, at the end.
 
-        By default, ``total`` is the sum of ``prompt`` and ``completion``.
+        By default, ``total`` is the sum of ``prompt`` and ``completion``, which include the other counts as
+        in `TokenCounts`.
         """
-        total = prompt + completion if total is None else total
         counts = TokenCounts(
-            prompt=prompt, completion=completion, reasoning=reasoning, cached=cached, total=total
+            prompt=prompt,
+            completion=completion,
+            reasoning=reasoning,
+            cached=cached,
+            cache_write=cache_write,
+            audio_prompt=audio_prompt,
+            audio_completion=audio_completion,
+            total=prompt + completion if total is None else total,
         )
         self._spend(UsageKind.TOKENS, model=model, tokens=counts, cost_usd=cost_usd)
 
@@ -179,15 +276,19 @@ class Turn(BothContexts):
         self._spend(UsageKind.TOOL, tool_name=name, success=success, duration_ms=duration_ms)
 
     def _spend(self, kind: UsageKind, **own: Any) -> None:
+        if self._is_at_rest:
+            raise _rests()
         if self.run is None or self._has_left:
             raise ConflictError("The turn has no run; record usage between its start and its end.")
-        self._spending.add(self.run, self.state, kind, **own)
+        self._spending.add(self.run, self._current().state, kind, **own)
 
     def receive(self) -> list[Message]:
         """Receive due posts now, unless tool calls are open, and return their messages.
 
         Raises `ConflictError` in an open step, and if the turn is not active.
         """
+        if self._is_at_rest:
+            raise _rests()
         self.session._require_no_step("receive")
         self._require_lock()
         self._require_active()
@@ -206,14 +307,27 @@ class Turn(BothContexts):
         if self._is_used:
             raise ConflictError("A turn is used once; begin another one with turn().")
         self._is_used = True
+        self._require_own_locks(self._spending.estimate)
+        if any(self._spending.estimate) and self.session._stores.connection_of_caller is not None:
+            raise ConflictError(
+                "A turn with an estimate cannot begin inside of atomic(): a rollback would take back what it "
+                "reserves, but not what it spends; begin the turn first."
+            )
         # Load before locking: a lock acquired for a session that does not exist would be stored forever.
-        state = self.session.load()
+        entry = self.session._stores.enter(self.session.id)
+        if entry is None:
+            raise SessionNotFound(self.session.id)
+        state, self._newest_run = entry.state, entry.newest_run
+        if entry.is_at_rest and self._rests:
+            self._progress, self._is_at_rest = Progress(state), True
+            return self
         lock = self._locks.acquire(self.session.id, ttl_ms=self._ttl_ms, owner=self._owner)
         if lock is None:
             raise SessionBusy(self.session.id)
         self._lock, self.fencing_token = lock, lock.fencing_token
+        self._spending.read_time_of(lock)
         try:
-            if self.session._parts.connection_of_caller is None:
+            if self.session._stores.connection_of_caller is None:
                 lock.keep_alive()
             self._progress = Progress(self._attempted(self._taken_up, state, StaleStateError, ConflictError))
         except BaseException:
@@ -239,35 +353,52 @@ class Turn(BothContexts):
         Raises `ConflictError` if another worker resumed or ended it after it was loaded.
         """
         store, session_id, token = self.session.store, self.session.id, self.fencing_token
-        standing = rules.standing_of(state)
+        standing = standing_of(state)
         if not standing.can_continue:
             # Read under the lock: an answer may have arrived just before it and found the session busy.
             state = self.session.load()
-            standing = rules.standing_of(state)
+            standing = standing_of(state)
             if not standing.can_continue:
                 self._settle(state)
                 return state
         self.results = standing.answers
-        self._spending.look_for_budgets(state)
+        self._interrupt = None
+        self._stop(self._spending.begin(state, self.fencing_token), self._spending.estimate)
         # A loaded state need not say whether posts are waiting, so assume that they are.
         may_receive = self._receives and self.session._has_posts and getattr(state, "_has_posts", True)
         if standing.is_suspended:
             state = store.resume(session_id, expected_version=state.version, fencing_token=token)
-        if may_receive and state.status != SessionStatus.PAUSED and self.session._receive(state, token):
+        status = state.status
+        if self.run is None:
+            self.run, superseded = self.session._stores.start_run(
+                session_id, expected_version=state.version, fencing_token=token
+            )
+            self.recovered = None if superseded is None else self._run_with_id(superseded)
+        if status != SessionStatus.ACTIVE:
             state = self.session.load()
-        was_active = state.status == SessionStatus.ACTIVE
-        self.run = store.start_run(session_id, expected_version=state.version, fencing_token=token)
-        return state if was_active else self.session.load()
+        # After the start of the run: if this worker dies, an abandoned run shows that nobody has answered.
+        if may_receive and status != SessionStatus.PAUSED and self.session._receive(state, token):
+            state = self.session.load()
+        return state
 
     def _settle(self, state: SessionState) -> None:
         """Finish the work that a worker left unfinished if it died after its last step."""
         store, session_id = self.session.store, self.session.id
-        asked = rules.calls_of(state).unanswered
-        if asked and rules.other_root(state) is not None and not self.session._parts.is_atomic:
+        asked = calls_of(state).unanswered
+        if asked and other_root(state) is not None and not self.session._stores.is_atomic:
             store.add_pending_tool_calls(session_id, asked, fencing_token=self.fencing_token)
         run = store.get_current_run(session_id)
         if run is not None:
-            self._end_run(run.run_id, *rules.outcome_of(state), step_count=state.step_count)
+            self._end_run(run.run_id, *outcome_of(state), step_count=state.step_count)
+            if self.run is None or run.run_id != self.run.run_id:
+                self.recovered = run
+
+    def _run_with_id(self, run_id: str) -> Run | None:
+        if self._newest_run is not None and self._newest_run.run_id == run_id:
+            return self._newest_run
+        # It began, and its worker died, after this turn had loaded the session.
+        runs = self.session.store.list_runs(self.session.id, limit=2)
+        return next((run for run in runs if run.run_id == run_id), None)
 
     # Leaving
 
@@ -282,13 +413,15 @@ class Turn(BothContexts):
             self._leave(None if is_quiet else error)
         finally:
             self._release(self._lock)
+            if isinstance(self._interrupt, EffectUnknown):
+                self.session._stores.announce_unknown(self.session.id, self._interrupt.effect_id)
         return is_quiet
 
     def _leave(self, error: BaseException | None) -> None:
         try:
             if self.run is not None:
                 # For a third-party store, nothing else shows whether its writes were rolled back.
-                self._must_ask |= not self.session._parts.is_atomic
+                self._must_ask |= not self.session._stores.is_atomic
                 self._follow_commits()
             self._spending.record()
             if self.run is not None and not self._current().run_has_ended:
@@ -303,20 +436,34 @@ class Turn(BothContexts):
         state, _, was_ended = self._current()
         if isinstance(error, FencedOutError | LockLostError):
             return
-        status, reason = rules.end_of_run(state, error, self._interrupt, was_ended=was_ended)
+        if error is self._told_error and (was_ended or not _is_open(state)):
+            # The run ends as the stored session did: by the commit whose reply was lost, or elsewhere.
+            error = None
+        status, reason = end_of_run(state, error, self._interrupt, was_ended=was_ended)
         failure = None if error is None else described_error(error)
         try:
-            self._end_run(run.run_id, status, reason, step_count=state.step_count, error=failure)
+            refused = self._refused if status is RunStatus.INTERRUPTED else None
+            self._end_run(
+                run.run_id, status, reason, step_count=state.step_count, error=failure, refused=refused
+            )
         except (ConflictError, FencedOutError):
             # The run was superseded: another worker has the session, but every step of this turn is stored.
             _logger.info("The run %r was superseded before its turn ended.", run.run_id)
 
     def _end_run(
-        self, run_id: str, status: RunStatus, reason: str | None, *, step_count: int, error: Any = None
+        self,
+        run_id: str,
+        status: RunStatus,
+        reason: str | None,
+        *,
+        step_count: int,
+        error: Any = None,
+        refused: Amounts | None = None,
     ) -> None:
-        self.session.store.update_run(
+        self.session._stores.end_run(
             self.session.id,
             run_id,
+            refused=refused,
             status=status,
             step_count=step_count,
             completion_reason=reason,
@@ -347,33 +494,91 @@ class Turn(BothContexts):
             raise _is_over()
 
     def _step_is_over(self, progress: Progress) -> None:
-        connection = self.session._parts.connection_of_caller
+        connection = self.session._stores.connection_of_caller
         with self._mutex:
             before, self._progress = self._current(), progress
             if connection is not None:
                 self._provisional.add(connection, before)
-            self._spending.settle(is_provisional=connection is not None)
+            refusal = self._spending.settle(is_provisional=connection is not None)
+            self._stop(refusal, self._spending.estimate)
+
+    def _commit_failed(self, step: _TurnStep, error: BaseException) -> None:
+        """Take the progress from the store: the error need not mean that the step is not stored.
+
+        In a transaction of the caller, its rollback takes back the step.
+        """
+        if self.session._stores.connection_of_caller is None:
+            with self._mutex:
+                self._unseen, self._told_error, self._must_ask = step, error, True
+
+    def _require_open(self, state: SessionState) -> None:
+        """Raise `ConflictError` if a session that was just loaded has ended or is suspended."""
+        if _is_open(state):
+            return
+        with self._mutex:
+            self._told_error, self._must_ask = _is_over(), True
+        raise self._told_error
 
     def _follow_commits(self, *, may_load: bool = True) -> None:
         """Undo the steps of a caller's transaction that was rolled back, to match the stored state."""
-        if not (self._provisional or self._must_ask):
+        if not (self._provisional or self._must_ask or self._spending.must_renew):
             return
         with self._mutex:
             before = self._provisional.settle()
             if before is not None:
                 self._progress, self._must_ask = before, True
                 self._spending.caller_rolled_back()
+                if self._is_stop_provisional:
+                    self._interrupt, self._is_stop_provisional = None, False
             elif not self._provisional:
                 self._spending.caller_committed()
+                self._is_stop_provisional = False
             if self._must_ask and may_load:
                 self._ask()
+        if self._spending.must_renew and may_load:
+            self._reserve_again()
+
+    def _reserve_again(self) -> None:
+        """Reserve the next step again after a rollback, unless the turn is over."""
+        self._spending.must_renew = False
+        if self._has_left or self._interrupt is not None or not self.is_active or self._progress is None:
+            return
+        connection = self.session._stores.connection_of_caller
+        if connection is not None:
+            self._provisional.add(connection, self._progress)
+        refusal = self._spending.record_again(
+            self._progress.state,
+            self.fencing_token,
+            is_lost=True,
+            is_provisional=connection is not None,
+        )
+        self._stop(refusal, self._spending.estimate)
+
+    def _stop(self, error: TurnInterrupted | None, refused: Amounts | None = None) -> None:
+        """Stop the turn by an error, if there is one: no step begins after it."""
+        if error is None:
+            return
+        self._interrupt, self._refused = error, refused
+        connection = self.session._stores.connection_of_caller
+        self._is_stop_provisional = refused is not None and connection is not None
+
+    def _require_own_locks(self, estimate: Amounts) -> None:
+        """Raise `ConflictError` for an estimate whose hold no lock of this store would keep."""
+        stores = self.session._stores
+        if any(estimate) and not (stores.is_atomic and are_same_locks(self._locks, stores.locks)):
+            raise ConflictError(
+                "An estimate needs the lock manager of the session's store, whose lock keeps what is "
+                "reserved; leave out locks=, or the estimate."
+            )
 
     def _ask(self) -> None:
         state = self.session.load()
         run = self.session.store.get_current_run(self.session.id)
         run_has_ended = run is None or self.run is None or run.run_id != self.run.run_id
         was_ended = self._progress is not None and self._progress.was_ended
-        self._progress, self._must_ask = Progress(state, run_has_ended, was_ended), False
+        if self._unseen is not None:
+            was_ended = was_ended or self._unseen._has_ended_turn(state)
+        self._progress, self._must_ask, self._unseen = Progress(state, run_has_ended, was_ended), False, None
 
 
 class _TurnStep(Step):
@@ -385,32 +590,78 @@ class _TurnStep(Step):
         super().__init__(turn.session, step_id, run_id=run_id, operation_id=operation_id)
         self._turn = turn
         self._estimate = estimate
+        self._write: StepWrite | None = None
         self._fencing_token = turn.fencing_token
         self._receives = turn._receives
         self._offered = turn.results
 
     def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
-        spending = self._turn._spending
-        may_exceed = spending.is_capped and any(self._estimate)
-        self._turn._require_lock()
-        self._turn._require_active()
-        opened = super()._open(self.run_id, is_capped=spending.is_capped and not may_exceed)
-        try:
-            if opened.interrupt is not None:
-                raise TurnInterrupted(opened.interrupt.kind.value, opened.interrupt.reason)
-            if may_exceed or (spending.is_capped and opened.may_be_stopped):
-                spending.hold(opened.state, self._estimate, self._fencing_token)
-        except TurnInterrupted as exc:
-            self._turn._interrupt = exc
-            raise
+        turn, spending = self._turn, self._turn._spending
+        turn._require_lock()
+        turn._require_active()
+        must_check = spending.is_capped and spending.reserved != self._estimate
+        may_exceed = must_check and any(self._estimate)
+        opened = super()._open(self.run_id, is_capped=must_check and not may_exceed)
+        if opened.interrupt is not None:
+            interrupt = TurnInterrupted(opened.interrupt.kind.value, opened.interrupt.reason)
+            turn._stop(interrupt)
+            raise interrupt
+        turn._require_open(opened.state)
+        if may_exceed or (must_check and opened.may_be_stopped):
+            self._reserve(opened.state)
         return opened
+
+    def _reserve(self, state: SessionState) -> None:
+        turn = self._turn
+        connection = self.session._stores.connection_of_caller
+        if connection is not None:
+            turn._provisional.add(connection, turn._current())
+        refusal = turn._spending.reserve(state, self._estimate, self._fencing_token)
+        if refusal is not None:
+            turn._stop(refusal, self._estimate)
+            raise refusal
+
+    def _save(self) -> None:
+        try:
+            super()._save()
+        except BaseException as exc:
+            self._turn._commit_failed(self, exc)
+            raise
+
+    def _has_ended_turn(self, state: SessionState) -> bool:
+        """Return whether the commit of this step is stored and ended the turn. Its reply was not seen."""
+        without_posts = self.state.message_count + len(self._messages)
+        is_stored = state.step_count >= self.number
+        return self._ends_turn and is_stored and state.message_count <= without_posts
 
     def _require_lock(self) -> None:
         self._turn._require_lock()
 
-    def _before_commit(self) -> Callable[[], object] | None:
+    def _before_commit(self) -> Callable[[StepCommit | None], object] | None:
         self._turn._require_lock()
-        return self._turn._spending.to_record()
+        # A commit that receives posts goes on, whatever its step has asked for.
+        ends = self._ends_turn or not _is_open(self.state)
+        return self._turn._spending.to_record(
+            self.state,
+            self._fencing_token,
+            self._goes_on,
+            may_go_on=not self._asked and (self._receives or not ends),
+        )
+
+    def _to_write(
+        self, state: SessionState, record: Callable[[StepCommit | None], object] | None
+    ) -> StepWrite:
+        self._write = super()._to_write(state, record)
+        return self._write
+
+    def _goes_on(self, commit: StepCommit | None) -> bool:
+        """Return whether the turn is active after the commit of this step."""
+        if self._asked or commit is None:
+            return False
+        if self._ends_turn:
+            return bool(commit.received)
+        reception = None if self._write is None else self._write.reception
+        return _is_open(self.state) or (reception is not None and reception.is_continued)
 
     def _after(self, state: SessionState) -> None:
         was_ended = self._ends_turn and not self.received
@@ -418,18 +669,60 @@ class _TurnStep(Step):
 
     def _give_up(self, error: BaseException) -> None:
         super()._give_up(error)
-        if self.session._parts.connection_of_caller is not None:
+        if self.session._stores.connection_of_caller is not None:
             # The error rolls back the caller's transaction, including the usage; the turn records the usage
             # later.
             return
+        turn = self._turn
         try:
-            self._turn._spending.record()
+            if self._state is not None and turn._interrupt is None:
+                refusal = turn._spending.record_again(self._state, self._fencing_token)
+                turn._stop(refusal, turn._spending.estimate)
+            else:
+                turn._spending.record()
         except Exception:
             _logger.warning("The usage of step %r is not recorded yet.", self.id, exc_info=True)
 
 
+class _TurnEffect(OpenEffect):
+    """An effect with the fence and the run of a turn."""
+
+    def __init__(self, turn: Turn, effect_id: str, **given: Any) -> None:
+        super().__init__(turn.session, effect_id, **given)
+        self._turn = turn
+        self._fencing_token = turn.fencing_token
+
+    def _begin(self) -> None:
+        turn = self._turn
+        turn._require_lock()
+        self.run_id, self.step_count = turn._required_run().run_id, turn._current().state.step_count + 1
+        with turn._mutex:
+            if turn._effects.setdefault(self.id, self) is not self:
+                raise ConflictError(f"Another thread of this turn attempts the effect {shown_id(self.id)}.")
+
+    def _end(self) -> None:
+        with self._turn._mutex:
+            if self._turn._effects.get(self.id) is self:
+                del self._turn._effects[self.id]
+
+    def _stop(self, unknown: EffectUnknown) -> None:
+        self._turn._interrupt = unknown
+
+
 def _estimated(usd: Dollars | None, tokens: int | None, default: Amounts) -> Amounts:
     return default if usd is None and tokens is None else checked_estimate(usd, tokens, default)
+
+
+def _is_open(state: SessionState) -> bool:
+    """Return whether a session has not ended and is not suspended."""
+    return state.status not in (*TERMINAL_STATUSES, SessionStatus.PAUSED)
+
+
+def _rests() -> ConflictError:
+    return ConflictError(
+        "The turn is not active: the session is at rest, because nothing has arrived since its last turn; to "
+        "begin a turn anyway, use turn(rest=False)."
+    )
 
 
 def _is_over() -> ConflictError:

@@ -28,9 +28,8 @@ from helix_store.exceptions import (
     StreamNotFound,
     StreamTruncated,
 )
-from helix_store.streams.manager import DatabaseStreamManager
-from helix_store.streams.reader import ResumableReader, StoredText
-from helix_store.streams.rules import position
+from helix_store.streams.chunks import position
+from helix_store.streams.manager import DatabaseStreamManager, ResumableReader, StoredText
 
 _NO_PERMISSION: Final = (
     'HELIX_STORE["STREAM_PERMISSION"] is not set. Without a permission no stream can be read.'

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import django
 from django import template
 from django.contrib.admin.sites import all_sites, site
 from django.urls import NoReverseMatch, reverse
 
-from helix_store.admin.databases import DatabaseSite
+from helix_store.admin.base import DatabaseSite
 from helix_store.admin.start import Tile, start_tiles
 
 register = template.Library()
@@ -21,6 +22,12 @@ def helix_start_tiles(context: Any) -> list[Tile]:
     current = getattr(request, "current_app", site.name)
     shown = next((each for each in all_sites if each.name == current), site)
     return list(start_tiles(request, shown))
+
+
+@register.simple_tag
+def helix_has_listed_breadcrumbs() -> bool:
+    """Return whether this version of Django writes breadcrumbs as a list."""
+    return django.VERSION >= (6, 1)
 
 
 @register.simple_tag(takes_context=True)

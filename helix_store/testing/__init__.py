@@ -8,6 +8,10 @@ class TestMyPosts(PostContract):
     def make_store(self, *, tenant="", limits=None):
         return MyStoreWithPosts(tenant=tenant, limits=limits)
 
+class TestMyEffects(EffectContract):
+    def make_store(self, *, tenant="", limits=None):
+        return MyStoreWithEffects(tenant=tenant, limits=limits)
+
 class TestMyLockManager(LockManagerContract):
     def make_manager(self, *, tenant="", default_ttl_ms=None):
         return MyLockManager(tenant=tenant, default_ttl_ms=default_ttl_ms)
@@ -40,12 +44,13 @@ pytest.register_assert_rewrite(
 
 from helix_store.testing.budgets import BudgetContract  # noqa: E402
 from helix_store.testing.locks import LockManagerContract  # noqa: E402
-from helix_store.testing.state_store import PostContract, StateStoreContract  # noqa: E402
+from helix_store.testing.state_store import EffectContract, PostContract, StateStoreContract  # noqa: E402
 from helix_store.testing.streams import StreamManagerContract  # noqa: E402
 from helix_store.testing.usage import UsageStoreContract  # noqa: E402
 
 __all__ = [
     "BudgetContract",
+    "EffectContract",
     "LockManagerContract",
     "PostContract",
     "StateStoreContract",

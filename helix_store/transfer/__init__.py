@@ -1,7 +1,6 @@
 """Export and import of sessions with all their data, as JSON Lines."""
 
-from helix_store.transfer.database import DatabaseSource
-from helix_store.transfer.file import ExportFile, NotAnExport, write_export
+from helix_store.transfer.export_source import DatabaseSource, ExportFile, NotAnExport, write_export
 from helix_store.transfer.importing import import_units
 from helix_store.transfer.records import ExportSummary, ImportSummary, Problem, Record, Source, Unit
 

@@ -9,22 +9,33 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from django.db import IntegrityError
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import DataError, IntegrityError
 from django.db.models import Model, Q
 
-from helix_store.budgets.database import count_again
+from helix_store.budgets import count_again
 from helix_store.catalogue import declared, tables
 from helix_store.core.limits import Limits
-from helix_store.counters.counting import add_usage
+from helix_store.counters import add_usage
 from helix_store.engine.database import Database
 from helix_store.engine.errors import violated_constraint
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded, shown_id
 from helix_store.models import Checkpoint, CheckpointKind, Lock, Session, UsageEntry
-from helix_store.transfer import sql
-from helix_store.transfer.columns import RecordFormat, Reference
-from helix_store.transfer.database import DatabaseSource
-from helix_store.transfer.layout import format_of, formats
-from helix_store.transfer.records import Counts, ImportSummary, Problem, Record, Unit, digest_of
+from helix_store.transfer.export_source import DatabaseSource
+from helix_store.transfer.records import (
+    RAISE_TOKEN,
+    TOKEN,
+    Counts,
+    ImportSummary,
+    Problem,
+    Record,
+    RecordFormat,
+    Reference,
+    Unit,
+    digest_of,
+    format_of,
+    formats,
+)
 
 _BASE_KINDS: Final = frozenset({CheckpointKind.BASE.value, CheckpointKind.STEP.value})
 _BUDGETS: Final = "budget"
@@ -34,6 +45,17 @@ _ROWS: Final = 200
 _CHARACTERS: Final = 4_000_000
 
 _Place = tuple[Any, ...]
+
+_CAUSED_BY_DATA: Final = (
+    DataError,
+    ObjectDoesNotExist,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""Errors of Python and Django that a value of a record may cause. Those of the connection end an import."""
 
 
 def import_units(
@@ -104,6 +126,10 @@ class _Importer:
         except IntegrityFault as exc:
             self._problem(unit, f"cannot be imported: {exc}")
             return
+        except _CAUSED_BY_DATA as exc:
+            # A rule of this module is missing, but the other units can be imported.
+            self._problem(unit, f"cannot be imported: {type(exc).__name__} for one of its values")
+            return
         except IntegrityError as exc:
             # Another import may have stored the same unit since it was looked up.
             is_identical = self._is_identical(unit)
@@ -165,11 +191,11 @@ class _Importer:
     # --- Locks -------------------------------------------------------------------------------------
 
     def _raise_tokens(self, unit: Unit) -> Counts:
-        records = self._counted(unit)
+        records = enumerate(self._counted(unit))
         next(records)
         raised = 0
         while batch := list(islice(records, _ROWS)):
-            locks = [format_of(declared(Lock)).values_of(record, self._limits) for record in batch]
+            locks = [values for _, values in self._readable(unit, format_of(declared(Lock)), batch)]
             raised += self._transact(partial(self._raise_batch, unit, locks))
         return Counter({"lock": raised} if raised else {})
 
@@ -177,9 +203,9 @@ class _Importer:
         raised, held = 0, []
         for lock in locks:
             parameters = {"tenant": unit.tenant, **lock}
-            if self._db.execute(sql.RAISE_TOKEN, parameters):
+            if self._db.execute(RAISE_TOKEN, parameters):
                 raised += 1
-            elif self._db.execute(sql.TOKEN, parameters)[0][0] < lock["token"]:
+            elif self._db.execute(TOKEN, parameters)[0][0] < lock["token"]:
                 held.append(lock["name"])
         for name in held:
             self._problem(
@@ -191,11 +217,15 @@ class _Importer:
 
     def _merge(self, unit: Unit) -> Counts:
         """Add the rows that are not stored. Sessions share them, so often only some are new."""
-        records = self._counted(unit)
+        records = enumerate(self._counted(unit))
         next(records)
         added, differing = 0, 0
+        table = next((each for each in tables("tenant") if each.record == unit.name), None)
+        if table is None:
+            raise InvalidPayload(path="/of", reason="no app in INSTALLED_APPS has registered this table")
         while batch := list(islice(records, _ROWS)):
-            merged = self._transact(partial(self._merge_batch, unit, batch))
+            readable = [record for record, _ in self._readable(unit, format_of(table), batch)]
+            merged = self._transact(partial(self._merge_batch, unit, readable))
             added, differing = added + merged[0], differing + merged[1]
         if differing:
             self._problem(
@@ -213,6 +243,20 @@ class _Importer:
         for record in batch:
             count_again(Database(self._db.alias, unit.tenant), record["name"])
         return merged
+
+    def _readable(
+        self, unit: Unit, table: RecordFormat, records: Iterable[tuple[int, Record]]
+    ) -> list[tuple[Record, dict[str, Any]]]:
+        """Return numbered records of independent rows with their values; each of the others is a problem."""
+        found = []
+        for at, record in records:
+            try:
+                if record["record"] != table.record:
+                    raise InvalidPayload(path="/record", reason=f"expected a {table.record}")
+                found.append((record, table.values_of(record, self._limits)))
+            except (InvalidPayload, LimitExceeded) as exc:
+                self._problem(unit, f"has a row that cannot be imported: {exc}", at=at)
+        return found
 
     def note_missing_roots(self) -> None:
         """Report trees whose root is not stored, because their sessions could not ask a person anything."""
@@ -353,9 +397,7 @@ def _merge_rows(
 
     Call this in a transaction. Raises `InvalidPayload`.
     """
-    table = next((each for each in tables("tenant") if each.record == unit.name), None)
-    if table is None or any(record["record"] != unit.name for record in records):
-        raise InvalidPayload(path="/of", reason="no app in INSTALLED_APPS has registered this table")
+    table = next(each for each in tables("tenant") if each.record == unit.name)
     model, order, format_ = table.model, table.order, format_of(table)
     rows = {_place(record, order): format_.values_of(record, limits) for record in records}
     wanted = at_places(unit.tenant, order, list(rows.values()))
@@ -364,7 +406,11 @@ def _merge_rows(
     model._base_manager.using(db.alias).bulk_create(new, ignore_conflicts=True)
     # Another import may have stored the same row in the meantime.
     after = _stored(db, format_, order, wanted) if new else before
-    differing = sum(after.get(_place(record, order)) != record for record in records)
+    # SQLite leaves out a row for which any constraint fails, not only one that is stored already.
+    if refused := [place for place in rows if place not in after]:
+        shown = ", ".join(map(shown_id, map(str, refused[0])))
+        raise IntegrityFault(f"The database refused the row {shown} because of a constraint.")
+    differing = sum(after[_place(record, order)] != record for record in records)
     return len(new), differing
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.db.models import Model
 
 from helix_store.catalogue import AppTable
-from helix_store.catalogue.registry import _tables
+from helix_store.catalogue.table import _tables
 from tests.adapters.third_party.notebook import Notebook
 from tests.databases import CommittedDatabase
 

@@ -10,14 +10,14 @@ from django.db import transaction
 from django.db.models import Model
 
 from helix_store.cleanup import erase, expired_session_cleanup
-from helix_store.core.retention import RetentionPolicy
-from helix_store.core.types import SESSION_EXPIRED
+from helix_store.core.types import SESSION_EXPIRED, RetentionPolicy
 from helix_store.models import Session
 from helix_store.retention import apply_retention
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from tests.adapters.conftest import MakeNotebook, fill
 from tests.adapters.third_party.models import Attachment, Page
 from tests.adapters.third_party.notebook import Notebook
+from tests.cells import for_each
 from tests.cleanup.canaries import dumps
 from tests.database.separate import beside
 from tests.databases import CommittedDatabase, delete_all_rows
@@ -69,7 +69,7 @@ def _by_retention(database: CommittedDatabase, notebook: Notebook) -> None:
     assert apply_retention(using=database.alias, policy=policy).trees == 1
 
 
-@pytest.mark.parametrize("way", [_by_store, _by_adapter, _by_erasure, _by_cleanup, _by_retention])
+@for_each("way", [_by_store, _by_adapter, _by_erasure, _by_cleanup, _by_retention])
 def test_a_session_takes_its_pages_and_what_no_other_shares(
     committed_db: CommittedDatabase,
     notebook: MakeNotebook,

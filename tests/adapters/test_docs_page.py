@@ -11,6 +11,7 @@ import pytest
 import tests.adapters.third_party
 import tests.adapters.third_party.notebook
 from helix_store.models import Session
+from tests.cells import for_each
 
 APP = Path(tests.adapters.third_party.__file__).parent
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
@@ -26,7 +27,7 @@ def test_every_file_of_the_app_is_printed() -> None:
     assert files == set(FILES)
 
 
-@pytest.mark.parametrize("name", FILES)
+@for_each("name", FILES)
 def test_the_page_prints_the_file_that_the_tests_use(name: str) -> None:
     text = (APP / name.removeprefix("notebook/")).read_text()
     assert BLOCKS[name] == text.replace(tests.adapters.third_party.__name__, "notebook")

@@ -15,6 +15,7 @@ from helix_store.transfer import ExportFile, ImportSummary, import_units
 from tests.adapters.conftest import MakeNotebook, fill
 from tests.adapters.third_party.models import Attachment, Page
 from tests.adapters.third_party.notebook import Notebook
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.processes import PROCESSES, WorkerProcess
 from tests.transfer.files import exported, imported, lines_of, rehashed
@@ -81,7 +82,7 @@ def test_many_rows_are_exported_page_by_page(
     for number in range(7):
         book.write(f"page {number}", number, str(number).encode())
     whole = exported(committed_db)
-    monkeypatch.setattr("helix_store.transfer.database._MOST_ROWS", 2)
+    monkeypatch.setattr("helix_store.transfer.export_source._MOST_ROWS", 2)
     assert exported(committed_db) == whole
     delete_all_rows(committed_db.alias)
     monkeypatch.setattr("helix_store.transfer.importing._ROWS", 2)
@@ -169,7 +170,7 @@ def test_a_record_of_an_app_that_is_not_installed_is_named(
         assert not Session.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("column", "value"),
     [
         ("content", 1),

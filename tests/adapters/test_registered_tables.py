@@ -14,15 +14,17 @@ from django.test.utils import isolate_apps
 
 from helix_store import checks
 from helix_store.adapters import AppTable, register_table, registered_tables
-from helix_store.catalogue import UNIT_RECORDS, registry
-from helix_store.catalogue.registry import _tables
+from helix_store.catalogue import UNIT_RECORDS
+from helix_store.catalogue import table as registry
+from helix_store.catalogue.table import _tables
 from helix_store.doctor import Finding, diagnose
 from helix_store.models import Message, Session
-from helix_store.transfer.layout import formats, units
+from helix_store.transfer.records import formats, units
 from tests.adapters.conftest import MakeNotebook, describe, fill, forget
 from tests.adapters.third_party.models import Attachment, Page
 from tests.adapters.third_party.tables import register
 from tests.admin.conftest import Browser, browser_on
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, delete_all_rows
 
 # --- The registry ------------------------------------------------------------------------------------
@@ -47,7 +49,7 @@ def _refused(table: AppTable) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "problem"),
     [
         ({"record": "Page"}, "lower case"),
@@ -144,9 +146,9 @@ def test_a_column_with_the_key_that_names_a_record_is_refused(monkeypatch: pytes
 
 
 def test_w008_rows_of_sessions_that_nobody_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checks.tables.check_app_tables() == []
+    assert checks.settings.check_app_tables() == []
     forget(monkeypatch, Page)
-    (message,) = checks.tables.check_app_tables()
+    (message,) = checks.settings.check_app_tables()
     assert (message.id, message.obj) == ("helix_store.W008", Page)
     assert "notebook.Page" in message.msg
 
@@ -164,7 +166,7 @@ def test_e013_a_column_without_a_form_in_an_export(monkeypatch: pytest.MonkeyPat
             return ""
 
     describe(monkeypatch, AppTable(Timed, record="timed"))
-    (message,) = checks.tables.check_app_tables()
+    (message,) = checks.settings.check_app_tables()
     assert (message.id, message.obj) == ("helix_store.E013", Timed)
     assert "DurationField duration" in message.msg
 

@@ -14,6 +14,7 @@ from helix_store.core import moments, validation
 from helix_store.exceptions import ConflictError, FencedOutError, InvalidPayload, SessionNotFound
 from helix_store.models import Message, Session
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -65,7 +66,7 @@ def test_of_many_callers_at_once_one_creates_the_session(adapter: SessionAdapter
             assert sorted(pool.map(ensure, [name] * 8)) == [False] * 7 + [True]
 
 
-@pytest.mark.parametrize("bad", ["", "a\0b", "x" * 256, 7])
+@for_each("bad", ["", "a\0b", "x" * 256, 7])
 def test_bad_input_is_refused_before_a_statement(adapter: SessionAdapter, bad: str) -> None:
     with pytest.raises(InvalidPayload):
         adapter.ensure(bad)
@@ -217,7 +218,7 @@ def test_a_session_id_of_a_framework_is_kept_where_it_fits() -> None:
     assert session_id_for("ünïcode thread") == "ünïcode thread"
 
 
-@pytest.mark.parametrize("parts", [("x" * 300,), ("a\0b",), ("\ud800",), ("project", "session"), ("", "s")])
+@for_each("parts", [("x" * 300,), ("a\0b",), ("\ud800",), ("project", "session"), ("", "s")])
 def test_any_other_id_becomes_a_readable_one_with_a_digest(parts: tuple[str, ...]) -> None:
     made = session_id_for(*parts)
     name, _, digest = made.rpartition("~")
@@ -236,7 +237,7 @@ def test_ids_of_a_framework_never_meet() -> None:
     assert len({joined, *ids}) == len(ids) + 1
 
 
-@pytest.mark.parametrize("parts", [(), ("",), ("", ""), (7,), (None, "a")])
+@for_each("parts", [(), ("",), ("", ""), (7,), (None, "a")])
 def test_an_id_is_of_texts_that_are_not_all_empty(parts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidPayload):
         session_id_for(*parts)

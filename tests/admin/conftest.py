@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from html.parser import HTMLParser
 from typing import Any
 
@@ -60,13 +61,13 @@ class Page:
     html: str
     statements: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def elements(self) -> Elements:
         elements = Elements()
         elements.feed(self.html)
         return elements
 
-    @property
+    @cached_property
     def text(self) -> str:
         return " ".join(self.elements.text.split())
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from helix_store.actions import SESSION_ACTIONS
-from helix_store.actions.action import Outcome, SessionAction
-from helix_store.actions.sessions import ReasonForm
+from helix_store.actions.sessions import Outcome, ReasonForm, SessionAction
 from helix_store.admin import SessionAdmin
 from helix_store.management.commands import helix_sessions
 from helix_store.stores import DatabaseStateStore

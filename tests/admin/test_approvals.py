@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 from django.contrib.auth.models import Permission
 
 from helix_store import call_digest
 from helix_store.models import Session
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
-from tests.admin.test_operations import address, row_of, told, waiting_session
+from tests.admin.test_operations import address, row_of, shown_digest, told, waiting_session
+from tests.cells import for_each
 
 GIVEN = {"call": "call-1", "approval": "approval-1", "answer": "approve"}
 APPROVE = 'value="approve"'
@@ -31,7 +31,8 @@ def _answers(browser: Browser) -> Any:
 
 
 def _answer(browser: Browser, **given: Any) -> list[str]:
-    return told(browser, address(row_of(browser), "answer"), {**GIVEN, **given})
+    digest = shown_digest(browser, call=given.get("call", "call-1"))
+    return told(browser, address(row_of(browser), "answer"), {**GIVEN, "digest": digest, **given})
 
 
 def _hidden(page: Page, name: str) -> str:
@@ -103,7 +104,7 @@ def test_a_user_does_not_answer_an_own_request(browser: Browser) -> None:
     assert "you may not answer this call" in refusal
 
 
-@pytest.mark.parametrize("requester", ["user:", "user:x", "user:9" + "9" * 30, "user:-1", "user:<b>"])
+@for_each("requester", ["user:", "user:x", "user:9" + "9" * 30, "user:-1", "user:<b>"])
 def test_an_unknown_requester_is_shown_as_it_is(browser: Browser, requester: str) -> None:
     _ask(browser, requester=requester)
     assert f"Requested by {requester}," in _waits(browser).text
@@ -182,7 +183,7 @@ def test_an_edit_without_a_call_or_of_a_damaged_one_is_refused(browser: Browser)
     response = browser.client.post(address(session, "answer"), {**GIVEN, "edit": "1"})
     assert response.status_code == 200
     seen = _hidden(Page(200, response.content.decode()), "seen")
-    (refusal,) = _answer(browser, edit="1", seen=seen)
+    (refusal,) = told(browser, address(session, "answer"), {**GIVEN, "edit": "1", "seen": seen})
     assert "Nothing was done" in refusal
 
 

@@ -13,11 +13,12 @@ from django.urls import reverse
 
 from helix_store import BudgetExceeded, Store
 from helix_store.models import Budget, BudgetCounter, Session
-from helix_store.reports import budgets as reports
+from helix_store.reports import session as reports
 from helix_store.reports.session import session_report
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
 from tests.admin.test_operations import row_of, told
+from tests.cells import for_each
 from tests.plans.explained import plans_of
 
 EACH: Final[dict[str, Any]] = {"scope": "user", "period": "day", "limit_usd": "0.50"}
@@ -34,7 +35,7 @@ def _spend(browser: Browser, user: str, cost: str, *, session_id: str = "") -> N
     session = (
         store.session(session_id) if known else store.new_session(session_id, agent_type="a", user_id=user)
     )
-    with session.turn() as turn, turn.step() as step:
+    with session.turn(rest=False) as turn, turn.step() as step:
         turn.tokens(model="m", prompt=90, completion=10, cost_usd=cost)
         step.end_turn()
 
@@ -119,7 +120,7 @@ def test_a_budget_for_each_user_shows_the_highest_and_how_many_have_spent(browse
 def test_of_very_many_values_a_list_counts_and_compares_the_first(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helix_store.admin.budgets.MOST_COUNTERS", 2)
+    monkeypatch.setattr("helix_store.admin.usage.MOST_COUNTERS", 2)
     _store(browser).budgets.set_budget("cap", **EACH)
     for user in ("ada", "bob", "eve"):
         _spend(browser, user, "0.1")
@@ -143,7 +144,7 @@ def test_a_list_takes_as_many_statements_for_many_budgets_as_for_one(browser: Br
 def test_the_page_of_a_budget_lists_its_values_the_highest_first(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helix_store.admin.budgets._PAGE", 2)
+    monkeypatch.setattr("helix_store.admin.usage._PAGE", 2)
     _store(browser).budgets.set_budget("cap", **EACH)
     for user, cost in (("ada", "0.1"), ("eve", "0.3"), ("bob", "0.2"), ("dan", "0.2"), ("zoe", "0")):
         _spend(browser, user, cost)
@@ -246,7 +247,7 @@ def test_a_budget_is_added_by_the_store_and_counts_what_was_spent(browser: Brows
     assert LogEntry.objects.latest("pk").change_message == message
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "field", "words"),
     [
         ({"scope": "tenant", "value": "ada"}, "value", "a budget of the tenant has no value"),
@@ -275,7 +276,7 @@ def test_a_limit_is_raised_and_the_session_continues(browser: Browser) -> None:
     _store(browser).budgets.set_budget("cap", **EACH)
     _spend(browser, "ada", "0.50")
     session = _store(browser).session("of ada")
-    with session.turn() as turn, pytest.raises(BudgetExceeded), turn.step():
+    with session.turn(rest=False) as turn, pytest.raises(BudgetExceeded), turn.step():
         pass
     row = _row(browser)
     form = browser.open(_address(row, "change-budget"))
@@ -284,7 +285,7 @@ def test_a_limit_is_raised_and_the_session_continues(browser: Browser) -> None:
     given = {**EACH, "limit_usd": "0.75", "expected": fields["expected"]}
     (message,) = told(browser, _address(row, "change-budget"), given)
     assert message.startswith("Set the budget cap.")
-    with session.turn() as turn, turn.step() as step:
+    with session.turn(rest=False) as turn, turn.step() as step:
         step.end_turn()
     assert [run.completion_reason for run in session.store.list_runs(session.id)][:2] == [
         "end_turn",
@@ -319,7 +320,7 @@ def test_a_budget_is_deleted_after_a_question(browser: Browser) -> None:
     assert LogEntry.objects.get(object_id=str(row.pk)).action_flag == DELETION
 
 
-@pytest.mark.parametrize("allowed", ["add", "change", "delete", None])
+@for_each("allowed", ["add", "change", "delete", None])
 def test_each_change_needs_its_permission(visitor: Browser, allowed: str | None) -> None:
     _store(visitor).budgets.set_budget("cap", **EACH)
     row = _row(visitor)

@@ -12,6 +12,7 @@ from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.models import Checkpoint, Session
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
+from tests.cells import for_each
 
 HOSTILE = "<script>alert('list')</script>"
 
@@ -128,7 +129,7 @@ def test_without_the_permission_to_view_checkpoints_a_list_shows_none(visitor: B
         assert "/checkpoint/" not in page.html
 
 
-@pytest.mark.parametrize("lookup", ["title__contains", "tracing_context__contains", "status__exact"])
+@for_each("lookup", ["title__contains", "tracing_context__contains", "status__exact"])
 def test_a_list_refuses_lookups_that_are_not_its_own(browser: Browser, lookup: str) -> None:
     for name in ("graphs", "snapshots"):
         assert _list(browser, name, **{lookup: "a"}).status == 400

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import pytest
 from django.conf import settings
 from django.test.utils import override_settings
 from django.urls import reverse
@@ -14,6 +13,7 @@ from helix_store.stores import DatabaseBudgetStore
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
 from tests.admin.test_operations import address, row_of
+from tests.cells import for_each
 
 BASES: Final = {
     "leaves the title out": "{% block content %}{% endblock %}",
@@ -29,7 +29,7 @@ def _headings(page: Page) -> list[str]:
     return [part.partition(">")[2].partition("</h1>")[0] for part in page.html.split("<h1")[1:]]
 
 
-@pytest.mark.parametrize("base", [None, *BASES.values()], ids=["is Django's own", *BASES])
+@for_each("base", [None, *BASES.values()], ids=["is Django's own", *BASES])
 def test_a_page_has_one_heading_if_the_base_template(browser: Browser, base: str | None) -> None:
     store_of(browser.database).create_session("s", agent_type="a", title="Book a trip")
     budgets = DatabaseBudgetStore(browser.database.alias, tenant=browser.database.tenant)

@@ -15,13 +15,14 @@ from django.db import connections
 from django.test import RequestFactory
 from django.test.utils import override_settings
 
-from helix_store.actions.posts import POST
+from helix_store.actions.sessions import POST
 from helix_store.admin.operating import run
 from helix_store.models import Post
 from helix_store.reports.session import session_report
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
 from tests.admin.test_operations import address, log_of, row_of, told
+from tests.cells import for_each
 
 
 def _inbox(browser: Browser, **query: Any) -> Page:
@@ -148,7 +149,7 @@ def test_a_post_may_have_a_time_in_the_zone_of_the_page(browser: Browser, use_tz
     assert post.not_before == datetime(2100, 1, 1, 11, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given",
     [
         {},
@@ -165,8 +166,8 @@ def test_a_post_that_cannot_be_stored_is_shown_again(browser: Browser, given: di
     assert not Post.objects.using(browser.database.alias).exists()
 
 
-@pytest.mark.parametrize("at", ["0001-01-01T00:00", "9999-12-31T23:59"])
-@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Los_Angeles"])
+@for_each("at", ["0001-01-01T00:00", "9999-12-31T23:59"])
+@for_each("zone", ["Asia/Tokyo", "America/Los_Angeles"])
 def test_the_first_and_the_last_time_are_stored_or_refused_in_words(
     browser: Browser, at: str, zone: str
 ) -> None:
@@ -198,7 +199,7 @@ def test_a_session_that_has_ended_takes_no_posts_but_shows_them(browser: Browser
     assert Post.objects.using(browser.database.alias).count() == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("codenames", "offered"),
     [((), set()), (("add_post",), {"post"}), (("change_post",), {"withdraw-post"})],
 )

@@ -12,6 +12,7 @@ from django.test import override_settings
 from helix_store.items import ItemLog
 from helix_store.models import Item, Session
 from tests.admin.conftest import Browser, browser_on
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -69,7 +70,7 @@ def test_a_session_without_items_says_so(browser: Browser) -> None:
     assert "This session has no items." in page.text
 
 
-@pytest.mark.parametrize("lane", ["\x00", "unknown", "x" * 5_000])
+@for_each("lane", ["\x00", "unknown", "x" * 5_000])
 def test_an_address_with_any_lane_is_answered(browser: Browser, lane: str) -> None:
     _log(browser.database).append(["the only one"])
     browser.sign_in(superuser=True)

@@ -6,11 +6,14 @@ import json
 import re
 from typing import Any
 
+from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.db.models import Model
 from django.urls import reverse
 
+from helix_store.admin.operating import OperatedAdmin
 from helix_store.catalogue import registered_tables, tables
 from helix_store.models import Lock, Session, Stream
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
@@ -69,6 +72,47 @@ def test_sessions_are_deleted_after_a_question(browser: Browser) -> None:
     assert list(Session.objects.using(browser.database.alias).values_list("session_id", flat=True)) == [
         "other"
     ]
+
+
+def test_a_selection_that_is_gone_or_never_was_does_nothing(browser: Browser) -> None:
+    """For every action of every list, asked for and confirmed, none ends in an error of the server."""
+    (row,) = _sessions(browser, "one")
+    store_of(browser.database).delete_session("one")
+    outcomes = {}
+    for model, admin in site._registry.items():
+        if not isinstance(admin, OperatedAdmin):
+            continue
+        for action in admin.get_actions(_request_of(browser)):
+            address = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
+            for key in (
+                str(row.pk),
+                "0",
+                "x",
+                "",
+                "-1",
+                "1.5",
+                str(10**18),
+                str(10**30),
+                "9" * 5_000,
+                "\x00",
+            ):
+                for fields in ({}, {"confirmed": "yes"}):
+                    response = browser.client.post(
+                        address, {"action": action, "_selected_action": [key], **fields}, follow=True
+                    )
+                    words = response.content.decode()
+                    outcomes[model.__name__, action, key[:30], *fields] = (
+                        response.status_code,
+                        "Nothing was done" in words,
+                    )
+    assert len(outcomes) > 100
+    assert {place: outcome for place, outcome in outcomes.items() if outcome != (200, True)} == {}
+
+
+def _request_of(browser: Browser) -> Any:
+    request = browser.client.get(reverse("admin:helix_store_session_changelist")).wsgi_request
+    request.user = get_user_model()._base_manager.get(pk=browser.client.session["_auth_user_id"])
+    return request
 
 
 def test_the_export_of_sessions_is_a_file_of_json_lines(browser: Browser) -> None:

@@ -12,7 +12,8 @@ from helix_store.admin.sections import waits
 from helix_store.core.types import RunStatus
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
-from tests.admin.test_operations import address, row_of, told, waiting_session
+from tests.admin.test_operations import address, row_of, shown_digest, told, waiting_session
+from tests.cells import for_each
 
 GIVEN = {"call": "call-1", "approval": "approval-1", "answer": "approve"}
 APPROVE = 'value="approve"'
@@ -42,7 +43,7 @@ def _nested(depth: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "last"),
     [
         ({"body": "x" * 2_000 + "THE-END"}, "THE-END"),
@@ -84,9 +85,8 @@ def test_a_long_input_is_approved_at_the_end_of_its_last_part(
     assert read.count("line " * 20) == 600
     assert "rm -rf everything" in read
     (mark,) = re.findall(r'name="shown" value="([^"]+)"', page.html)
-    assert told(browser, address(row_of(browser), "answer"), {**GIVEN, "shown": mark}) == [
-        "'call-1': approved."
-    ]
+    given = {**GIVEN, "shown": mark, "digest": shown_digest(browser)}
+    assert told(browser, address(row_of(browser), "answer"), given) == ["'call-1': approved."]
     assert _answers(browser)["call-1"]["approved"] is True
 
 
@@ -98,12 +98,12 @@ def test_an_approval_of_a_long_input_needs_the_mark_of_its_last_part(
     page = browser.open(_link(_waits(browser), "Read it from its beginning."))
     assert 'name="shown" value=""' in page.html
     for mark in ("", "forged"):
-        (refusal,) = told(browser, address(row_of(browser), "answer"), {**GIVEN, "shown": mark})
+        given = {**GIVEN, "shown": mark, "digest": shown_digest(browser)}
+        (refusal,) = told(browser, address(row_of(browser), "answer"), given)
         assert "have not read it to its end" in refusal
     assert _answers(browser) == {}
-    assert told(browser, address(row_of(browser), "answer"), {**GIVEN, "answer": "reject"}) == [
-        "'call-1': rejected."
-    ]
+    given = {**GIVEN, "answer": "reject", "digest": shown_digest(browser)}
+    assert told(browser, address(row_of(browser), "answer"), given) == ["'call-1': rejected."]
 
 
 def test_the_mark_of_a_user_and_an_input_serves_no_other(browser: Browser) -> None:

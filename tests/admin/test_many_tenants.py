@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from helix_store.admin import base, filters, tenants
+from helix_store.admin import base, filters
+from helix_store.admin import base as tenants
 from helix_store.models import Session, UsageEntry
 from helix_store.stores import DatabaseStateStore
 from tests.admin.conftest import Browser

@@ -17,8 +17,7 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from helix_store.actions.answers import ANSWER
-from helix_store.actions.checkpoints import BRANCH, RESTORE
-from helix_store.actions.sessions import DELETE, INTERRUPT, MARK_FAILED
+from helix_store.actions.sessions import BRANCH, DELETE, INTERRUPT, MARK_FAILED, RESTORE
 from helix_store.actions.upkeep import CLEAN_UP
 from helix_store.admin import SessionAdmin
 from helix_store.admin.operating import list_action, run
@@ -27,6 +26,7 @@ from helix_store.core.types import RunStatus, SessionState, StepInfo
 from helix_store.models import Session
 from tests.admin.conftest import Browser
 from tests.admin.rows import store_of
+from tests.cells import for_each
 
 SESSION_OPERATIONS: Final = SessionAdmin.row_operations
 
@@ -66,6 +66,13 @@ def waiting_session(browser: Browser, **call: Any) -> SessionState:
     return state
 
 
+def shown_digest(browser: Browser, session_id: str = "s", call: str = "call-1") -> str:
+    """The digest that the page of the session shows for an open call."""
+    state = store_of(browser.database).load_state(session_id)
+    assert state is not None
+    return str(state.pending_client_tool_calls.get(call, {}).get("digest", ""))
+
+
 def told(browser: Browser, url: str, given: dict[str, Any]) -> list[str]:
     """The messages that the page after the POST shows, without those of earlier pages."""
     browser.client.cookies.pop("messages", None)
@@ -99,6 +106,7 @@ def test_an_approval_is_given_and_a_second_answer_is_refused(browser: Browser) -
     waiting_session(browser, approval_id="approval-1")
     session = row_of(browser)
     given = {"call": "call-1", "approval": "approval-1", "answer": "approve", "reason": "fine"}
+    given["digest"] = shown_digest(browser)
     assert told(browser, address(session, "answer"), given) == ["'call-1': approved."]
     (refusal,) = told(browser, address(session, "answer"), {**given, "answer": "reject"})
     assert "somebody has already answered this call" in refusal
@@ -108,7 +116,7 @@ def test_an_approval_is_given_and_a_second_answer_is_refused(browser: Browser) -
     assert log_of(session) == [(CHANGE, "s", "'call-1': approved.")]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "value", "expected"),
     [
         ("result", '{"seat": 4}', {"result": {"seat": 4}}),
@@ -228,7 +236,7 @@ def test_a_page_that_is_older_than_the_last_step_changes_nothing(browser: Browse
     assert log_of(shown) == []
 
 
-@pytest.mark.parametrize("expected", ["", "None", "x", "9" * 5_000, "-1", "\u0661", "active", "paused"])
+@for_each("expected", ["", "None", "x", "9" * 5_000, "-1", "\u0661", "active", "paused"])
 def test_a_form_without_the_guard_of_its_page_changes_nothing(browser: Browser, expected: str) -> None:
     store = store_of(browser.database)
     store.create_session("s", agent_type="a")
@@ -243,7 +251,7 @@ def test_a_form_without_the_guard_of_its_page_changes_nothing(browser: Browser, 
 DESTRUCTIVE: Final = [each.name for each in SESSION_OPERATIONS if each.is_destructive]
 
 
-@pytest.mark.parametrize("name", DESTRUCTIVE)
+@for_each("name", DESTRUCTIVE)
 def test_a_destructive_operation_is_confirmed_on_a_page(browser: Browser, name: str) -> None:
     store = store_of(browser.database)
     store.create_session("s", agent_type="a")
@@ -260,7 +268,7 @@ def test_a_destructive_operation_is_confirmed_on_a_page(browser: Browser, name: 
     assert log_of(session) == []
 
 
-@pytest.mark.parametrize("operation", SESSION_OPERATIONS, ids=lambda each: each.name)
+@for_each("operation", SESSION_OPERATIONS, ids=lambda each: each.name)
 def test_opening_an_address_of_an_operation_changes_nothing(browser: Browser, operation: Any) -> None:
     store = store_of(browser.database)
     waiting_session(browser)
@@ -290,7 +298,7 @@ def test_an_answer_that_is_not_valid_is_explained_beside_its_call(browser: Brows
     assert log_of(row_of(browser)) == []
 
 
-@pytest.mark.parametrize("name", ["interrupt", "branch", "delete-session", "prune-checkpoints"])
+@for_each("name", ["interrupt", "branch", "delete-session", "prune-checkpoints"])
 def test_the_address_of_an_operation_fills_in_no_field_that_a_person_decides(
     browser: Browser, name: str
 ) -> None:
@@ -317,9 +325,7 @@ def test_a_form_of_another_site_is_refused(browser: Browser) -> None:
     assert store_of(browser.database).check_interrupt("s") is None
 
 
-@pytest.mark.parametrize(
-    "target", ["https://elsewhere.example/", "//elsewhere.example", "javascript:alert(1)"]
-)
+@for_each("target", ["https://elsewhere.example/", "//elsewhere.example", "javascript:alert(1)"])
 def test_an_operation_leads_to_no_other_site(browser: Browser, target: str) -> None:
     store_of(browser.database).create_session("s", agent_type="a")
     session = row_of(browser)
@@ -345,12 +351,12 @@ WHO: Final[dict[str, tuple[Callable[[Browser], object], set[str]]]] = {
     "deleter who may not view": (lambda visitor: _sign_in(visitor, "delete_session"), set()),
     "superuser": (
         lambda visitor: visitor.sign_in(superuser=True),
-        {"change", "delete", "checkpoint", "post"},
+        {"change", "delete", "checkpoint", "post", "effect"},
     ),
 }
 
 
-@pytest.mark.parametrize("who", WHO)
+@for_each("who", WHO)
 def test_an_operation_needs_its_permission_and_that_to_view_the_page(visitor: Browser, who: str) -> None:
     sign_in, permitted = WHO[who]
     store = store_of(visitor.database)
@@ -372,7 +378,7 @@ def test_an_operation_needs_its_permission_and_that_to_view_the_page(visitor: Br
     assert not LogEntry.objects.filter(object_id=str(session.pk)).exists()
 
 
-@pytest.mark.parametrize("who", WHO)
+@for_each("who", WHO)
 def test_a_session_page_offers_what_its_user_may_do_and_no_more(visitor: Browser, who: str) -> None:
     sign_in, permitted = WHO[who]
     waiting_session(visitor)
@@ -394,9 +400,14 @@ def test_a_session_page_offers_what_its_user_may_do_and_no_more(visitor: Browser
             if tag == "a" and "/operation/" in str(attributes.get("href")):
                 assert visitor.open(str(attributes["href"])).status == 200
         assert visitor.client.post(f"{_page_of(session)}?section={section.name}").status_code in (302, 403)
-    names = {"change": {"interrupt", "abort", "mark-failed", "answer"}, "delete": {"delete-session"}}
+    names = {
+        "change": {"interrupt", "abort", "mark-failed", "answer", "run-again"},
+        "delete": {"delete-session"},
+    }
     names["checkpoint"] = {"prune-checkpoints", "restore", "branch"}
     names["post"] = {"post", "withdraw-post"}
+    # There is no unknown effect.
+    names["effect"] = set()
     assert offered == set().union(*(names[each] for each in permitted))
 
 

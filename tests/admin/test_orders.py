@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from django.urls import reverse
 
-from helix_store.admin import filters, tenants
+from helix_store.admin import base as tenants
+from helix_store.admin import filters
 from helix_store.admin.sessions import SessionAdmin
 from helix_store.core import moments
 from helix_store.models import Session, UsageEntry
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from tests.admin.conftest import Browser, Page
+from tests.cells import for_each
 
 NAMES = ("row-0", "row-1", "row-2", "row-3", "row-4", "row-5")
 """In the order of time, of two tenants in turn."""
@@ -37,7 +39,7 @@ def _shown(page: Page) -> list[str]:
     return list(dict.fromkeys(re.findall(r"row-\d", table)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("query", "newest_first"),
     [
         ({}, True),

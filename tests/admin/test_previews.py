@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helix_store.admin.messages import item_preview, message_preview
+from helix_store.admin.records import item_preview, message_preview
 from helix_store.core.payloads import encode
 from helix_store.core.transcript import parts_of
 from helix_store.reports.payloads import PREVIEW_SOURCE, read_start
+from tests.cells import for_each
 
 
 def _preview(message: Any) -> str | None:
@@ -27,7 +27,7 @@ def _picture(data: str) -> dict[str, Any]:
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "expected"),
     [
         ({"role": "user", "content": "Hello\n  there"}, "Hello there"),
@@ -46,7 +46,8 @@ def _picture(data: str) -> dict[str, Any]:
             {"role": "assistant", "content": "Hm", "tool_calls": [_call("f", "{}"), 3, {"function": 1}]},
             "Hm → f({}) [call] 3 → ?()",
         ),
-        ({"role": "assistant", "tool_calls": 7}, ""),
+        ({"role": "assistant", "tool_calls": 7}, '{"tool_calls": 7}'),
+        ({"role": "assistant", "content": "Hm", "tool_calls": 7}, "Hm"),
         ({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}, "→ f({})"),
         ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}, "Hm."),
         ({"type": "function_call_output", "call_id": "1", "output": "found"}, "found"),
@@ -67,7 +68,7 @@ def test_a_preview_says_what_the_message_says(message: Any, expected: str | None
     assert _preview(message) == expected
 
 
-@pytest.mark.parametrize("before", ["", "x", "\\", '"', "\n", "\x00", "é", "\ud83d", "\ud83d\ude00", "😀"])
+@for_each("before", ["", "x", "\\", '"', "\n", "\x00", "é", "\ud83d", "\ud83d\ude00", "😀"])
 def test_a_long_message_is_previewed_wherever_the_cut_goes(before: str) -> None:
     for shift in range(8):
         message = {"role": "user", "content": "Hello " + "-" * shift + before * PREVIEW_SOURCE}
@@ -88,9 +89,10 @@ def test_a_long_message_in_parts_is_read_up_to_the_cut() -> None:
     assert re.fullmatch(r"more than 1,\d{3} bytes", seen.text)
 
 
-@pytest.mark.parametrize("length", [1, 2 * PREVIEW_SOURCE])
-def test_an_item_that_is_no_message_is_previewed_as_json(length: int) -> None:
-    stored = encode({"vector": "x" * length})
+@for_each("length", [1, 2 * PREVIEW_SOURCE])
+@for_each("kind", [{}, {"type": "embedding"}], ids=["no type", "a type"])
+def test_an_item_that_is_no_message_is_previewed_as_json(length: int, kind: dict[str, str]) -> None:
+    stored = encode({"vector": "x" * length, **kind})
     assert item_preview(stored[: PREVIEW_SOURCE + 1]).startswith('{"vector":"x')
 
 
@@ -98,9 +100,7 @@ def test_a_preview_ends_with_an_ellipsis_where_it_is_cut() -> None:
     assert _preview({"role": "user", "content": "a " * 5_000}) == ("a " * 90).strip() + "…"
 
 
-@pytest.mark.parametrize(
-    "stored", ["", "{", "nothing", "~", "{" * PREVIEW_SOURCE * 2, "x" * PREVIEW_SOURCE * 2]
-)
+@for_each("stored", ["", "{", "nothing", "~", "{" * PREVIEW_SOURCE * 2, "x" * PREVIEW_SOURCE * 2])
 def test_a_text_that_is_no_message_has_no_preview(stored: str) -> None:
     assert message_preview(stored[: PREVIEW_SOURCE + 1]) is None
 

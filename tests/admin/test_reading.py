@@ -21,6 +21,7 @@ from helix_store.models import (
 )
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import MODELS, rows_of, store_of, write_session
+from tests.cells import for_each
 
 PAYLOAD_COLUMNS = re.compile(
     r"\"(payload|envelope|error|pending_client_tool_calls|completed_client_tool_calls|client_tool_call_ownership"
@@ -45,12 +46,12 @@ def test_a_list_of_fifty_rows_takes_as_many_queries_as_a_list_of_one(browser: Br
     assert [page.row_count for page in fifty] == [50] * len(MODELS)
     costs = [len(page.statements) for page in one]
     assert [len(page.statements) for page in fifty] == costs
-    # The signed-in user, the count and the rows; of sessions also agent types, tenants, what they spent and
-    # their newest messages.
-    assert max(costs) <= 8
+    # The signed-in user, the count and the rows; of sessions also agent types, tenants, what they spent,
+    # their newest messages and their conditions.
+    assert max(costs) <= 9
 
 
-@pytest.mark.parametrize("model", MODELS)
+@for_each("model", MODELS, shared=True)
 def test_a_list_reads_no_payload(browser: Browser, model: type[Model]) -> None:
     write_session(browser.database)
     page = browser.list_of(model)
@@ -178,7 +179,7 @@ def test_pages_bring_their_style_as_a_file_and_no_style_of_their_own(browser: Br
         assert [attributes for tag, attributes in elements if "style" in attributes or tag == "style"] == []
 
 
-@pytest.mark.parametrize("model", MODELS)
+@for_each("model", MODELS, shared=True)
 def test_a_list_is_read_in_the_order_of_an_index(browser: Browser, model: type[Model]) -> None:
     write_session(browser.database)
     statements = browser.list_of(model).statements

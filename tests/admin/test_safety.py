@@ -25,6 +25,7 @@ from helix_store.models import (
 )
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import MODELS, rows_of, store_of, write_session
+from tests.cells import for_each
 
 HOSTILE = (
     "\"'><script>alert('stored')</script><img src=x onerror=alert(1)>{{7*7}}{% now 'Y' %}</pre></details>"
@@ -90,18 +91,17 @@ def _check_that_pages_survive(browser: Browser, session: Session) -> None:
     store = store_of(browser.database)
     store.create_session("readable", agent_type="a")
     store.append_messages("readable", [{"role": "user", "content": "still here"}])
-    for name, page in _all_pages(browser, session).items():
+    pages = _all_pages(browser, session)
+    for name, page in pages.items():
         assert page.status == 200, name
-    messages = browser.list_of(Message)
-    assert "This message cannot be read." in messages.text
-    assert "still here" in messages.text
-    sections = browser.sections_of(session)
-    assert "cannot be read as JSON" in sections["state"].text
-    assert sections["waits"].text.count("cannot be read as JSON") == 3
-    assert "This message cannot be read." in sections["conversation"].text
+    assert "This message cannot be read." in pages["list of Message"].text
+    assert "still here" in pages["list of Message"].text
+    assert "cannot be read as JSON" in pages["section state"].text
+    assert pages["section waits"].text.count("cannot be read as JSON") == 3
+    assert "This message cannot be read." in pages["section conversation"].text
 
 
-@pytest.mark.parametrize("broken", ["{not json", "~\u2603", "[" * 3_000, "x" * 5_000, ""])
+@for_each("broken", ["{not json", "~\u2603", "[" * 3_000, "x" * 5_000, ""])
 def test_a_row_that_cannot_be_read_breaks_no_page(browser: Browser, broken: str) -> None:
     session = write_session(browser.database)
     _damage(browser, session, broken)
@@ -117,7 +117,7 @@ def test_text_that_is_not_utf_8_breaks_no_page(sqlite_browser: Browser, length: 
     _check_that_pages_survive(sqlite_browser, session)
 
 
-@pytest.mark.parametrize("document", ["[]", '"text"', "null", "1"])
+@for_each("document", ["[]", '"text"', "null", "1"])
 def test_a_document_of_another_shape_breaks_no_page(browser: Browser, document: str) -> None:
     session = write_session(browser.database)
     alias = browser.database.alias

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission
 
-from helix_store.admin import search
+from helix_store.admin import filters as search
 from helix_store.models import Session, UsageEntry
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
-from helix_store.usage import reports
+from helix_store.usage import store as reports
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
+from tests.cells import for_each
 
 HOUR = 3_600_000
 
@@ -178,12 +179,12 @@ def test_sessions_are_filtered_by_a_tag_and_by_tenant(browser: Browser) -> None:
     assert _names(browser, status__exact="active") == {"urgent-one", "other-one", "theirs"}
 
 
-@pytest.mark.parametrize("query", [{"waiting": "x"}, {"expiry": ""}, {"changed": "\x00"}, {"order": "tags"}])
+@for_each("query", [{"waiting": "x"}, {"expiry": ""}, {"changed": "\x00"}, {"order": "tags"}])
 def test_a_filter_refuses_a_value_that_it_does_not_offer(browser: Browser, query: dict[str, str]) -> None:
     assert browser.list_of(Session, **query).status == 302
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("order", "expected"),
     [("", "cab"), ("oldest", "bac"), ("created", "cba"), ("first", "abc"), ("id", "abc")],
 )
@@ -200,7 +201,7 @@ def test_the_list_has_the_orders_of_the_indexes(browser: Browser, order: str, ex
     assert sorted("abc", key=lambda name: text.index(f"{name}-session")) == list(expected)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("term", "finds"),
     [
         ("conv-", True),
@@ -243,7 +244,7 @@ def test_search_for_words_is_bounded_and_says_so(browser: Browser, monkeypatch: 
         store.create_session(f"s-{number}", agent_type="a", title="Word of a trip", user_id="ann")
     assert "newest" not in browser.list_of(Session, q="trip").text
     monkeypatch.setattr(search, "NEWEST_SEARCHED", 2)
-    monkeypatch.setattr("helix_store.admin.session_table.NEWEST_SEARCHED", 2)
+    monkeypatch.setattr("helix_store.admin.sessions.NEWEST_SEARCHED", 2)
     bounded = browser.list_of(Session, q="trip")
     assert "Only the newest 2 sessions were searched" in bounded.text
     assert bounded.row_count == 2

@@ -19,7 +19,8 @@ from helix_store.models import Checkpoint, Message, Run, Session, UsageEntry
 from helix_store.stores import DatabaseLockManager, DatabaseStreamManager, DatabaseUsageStore
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of, write_session
-from tests.admin.test_operations import address, row_of, step, told
+from tests.admin.test_operations import address, row_of, shown_digest, step, told
+from tests.cells import for_each
 
 EXACT_TIME = re.compile(r"\d\d:\d\d:\d\d [-+:A-Z0-9]+")
 
@@ -199,7 +200,7 @@ def test_a_conversation_is_paged_from_its_end_and_from_its_start(browser: Browse
     assert seen == [str(number) for number in range(1, 101)]
 
 
-@pytest.mark.parametrize("start", ["0", "-5", "x", "9" * 30, "1e3", "\u0661", "101"])
+@for_each("start", ["0", "-5", "x", "9" * 30, "1e3", "\u0661", "101"])
 def test_a_page_that_does_not_exist_shows_one_that_does(browser: Browser, start: str) -> None:
     store_of(browser.database).create_session("s", agent_type="a")
     store_of(browser.database).append_messages("s", [{"role": "user", "content": "hello"}] * 50)
@@ -323,6 +324,7 @@ def test_a_call_can_be_approved_and_the_page_tells_who_did(browser: Browser) -> 
     assert '"total_eur": 394' in page.text
     assert 'name="answer" value="approve"' in page.html
     given = {"call": "call-1", "approval": "x", "answer": "approve", "reason": "cheap enough"}
+    given["digest"] = shown_digest(browser)
     told(browser, address(row_of(browser), "answer"), given)
     text = _section(browser, "waits").text
     assert re.search(r"approved \d+ seconds? ago by user-[0-9a-f]+", text)
@@ -355,7 +357,7 @@ def test_two_checkpoints_are_compared(browser: Browser) -> None:
     assert "The two states are equal." in _section(browser, "checkpoints", a=first, b=first).text
 
 
-@pytest.mark.parametrize("other", ["unknown", "\x00", "x" * 1_000, "cpv1-x-s1-t1-0"])
+@for_each("other", ["unknown", "\x00", "x" * 1_000, "cpv1-x-s1-t1-0"])
 def test_a_checkpoint_that_is_not_there_is_named_in_words(browser: Browser, other: str) -> None:
     store_of(browser.database).create_session("s", agent_type="a")
     text = _section(browser, "checkpoints", a=step(browser, 1), b=other).text

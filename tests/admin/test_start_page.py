@@ -19,6 +19,7 @@ from helix_store.models import Lock, Run, Session
 from helix_store.stores import DatabaseLockManager, DatabaseUsageStore
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
+from tests.cells import for_each
 
 
 def _start_page(browser: Browser) -> Page:
@@ -229,7 +230,7 @@ def test_the_start_page_takes_as_many_queries_with_ten_of_each(browser: Browser)
     assert len(ten.statements) == len(one.statements)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("codename", "seen"),
     [
         ("view_session", {"Needs a person", "Failed today"}),

@@ -96,6 +96,7 @@ def test_the_pages_are_german_in_a_german_project(browser: Browser) -> None:
 SAME: Final = {
     *(
         "Agent",
+        "Audio",
         "Budget",
         "Budgets",
         "Bytes",

@@ -17,6 +17,7 @@ from helix_store.models import UsageEntry
 from helix_store.stores import DatabaseUsageStore
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
+from tests.cells import for_each
 
 PERIOD = {"since": "2026-03-01", "until": "2026-03-10"}
 FILTERS = ("model", "agent_type", "user", "tenant")
@@ -102,7 +103,7 @@ def test_csv_has_exact_costs_and_no_formula(spent: Browser) -> None:
     assert [row[1] for row in _csv(spent, by="day", model="small")[1:]] == ["2026-03-02"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "query",
     [
         {"since": "2026-03-10", "until": "2026-03-01"},
@@ -112,6 +113,7 @@ def test_csv_has_exact_costs_and_no_formula(spent: Browser) -> None:
         {"user": "a\x00"},
         *({name: value} for name in FILTERS for value in ("\x80", "\x01", "\N{PARROT}" * 255)),
     ],
+    shared=True,
 )
 def test_a_period_that_is_not_valid_is_explained_without_a_report(
     spent: Browser, query: dict[str, str]

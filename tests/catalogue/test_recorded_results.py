@@ -13,16 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from helix_store.cleanup import ErasureReceipt, erase, expired_session_cleanup
-from helix_store.core.retention import RetentionPolicy
-from helix_store.core.types import SessionStatus
+from helix_store.core.types import RetentionPolicy, SessionStatus
 from helix_store.doctor import diagnose
 from helix_store.models import Message, Session, Stream, UsageEntry
 from helix_store.retention import apply_retention
 from helix_store.stores import DatabaseStateStore
 from tests.catalogue.worlds import LONG_AGO, OWNER, WORLDS
+from tests.cells import for_each
 from tests.cleanup.providers import MemoryProvider
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.security.damaged_world import World
@@ -149,7 +147,7 @@ def _recorded(database: CommittedDatabase) -> str:
     return "\n".join(recording.lines) + "\n"
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@for_each("name", WORLDS)
 def test_a_world_gives_the_recorded_results(empty_db: CommittedDatabase, name: str) -> None:
     database = CommittedDatabase(alias=empty_db.alias, tenant="tenant")
     WORLDS[name](World(database))

@@ -16,6 +16,7 @@ from helix_store.exceptions import (
     InvalidPayload,
     InvalidQuery,
 )
+from tests.cells import for_each
 from tests.checkpointers.conftest import Snapshots
 from tests.checkpointers.originals import NaiveGraphStore, NaiveSnapshots, corrupt
 from tests.databases import CommittedDatabase
@@ -61,7 +62,7 @@ class TestSnapshotFaults:
         assert len(naive.ids("t")) == 4
         assert len(ours.list("t")) == 3
 
-    @pytest.mark.parametrize("cap", [0, 2.5])
+    @for_each("cap", [0, 2.5])
     def test_a_cap_that_makes_no_sense_was_taken(self, make_snapshots: MakeSnapshots, cap: Any) -> None:
         naive = NaiveSnapshots(cap)
         naive.put("t", snapshot())
@@ -103,7 +104,7 @@ class TestSnapshotFaults:
             ours.put("t", value)
         assert ours.get("t") is None
 
-    @pytest.mark.parametrize("text", ["\x00", "\ud800", "\udc00\ud800"])
+    @for_each("text", ["\x00", "\ud800", "\udc00\ud800"])
     def test_nul_and_lone_surrogates_were_refused(self, make_snapshots: MakeSnapshots, text: str) -> None:
         with pytest.raises(UnicodeEncodeError) if text != "\x00" else pytest.raises(ValueError):
             _as_jsonb(text)
@@ -111,7 +112,7 @@ class TestSnapshotFaults:
         ours.put("t", {"version": 1, text: text})
         assert ours.get("t") == {"version": 1, text: text}
 
-    @pytest.mark.parametrize("version", [None, 0, -1, "2"])
+    @for_each("version", [None, 0, -1, "2"])
     def test_a_snapshot_of_no_known_version_was_taken(
         self, make_snapshots: MakeSnapshots, version: Any
     ) -> None:
@@ -288,7 +289,7 @@ class TestGraphFaults:
         with pytest.raises(ConflictError):
             graph.save_checkpoint("s", version=1, step=0)
 
-    @pytest.mark.parametrize("status", ["pending", "running", "skipped"])
+    @for_each("status", ["pending", "running", "skipped"])
     def test_a_skipped_or_pending_node_could_not_be_resumed(
         self, graph: GraphCheckpointStore, status: str
     ) -> None:

@@ -23,6 +23,7 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Checkpoint
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.checkpointers.test_graph_sessions import TYPED
 from tests.databases import CommittedDatabase
 from tests.strategies import exact_form
@@ -66,7 +67,7 @@ class TestSave:
         assert (saved.pending_nodes, saved.cycle_state, saved.parent_id) == ((), None, None)
         assert saved.source is CheckpointSource.LOOP
 
-    @pytest.mark.parametrize("status", NODE_STATUSES)
+    @for_each("status", NODE_STATUSES)
     def test_every_node_status_comes_back(
         self, graph: GraphCheckpointStore, session: str, status: str
     ) -> None:
@@ -115,7 +116,7 @@ class TestSave:
                 graph.save_checkpoint(session, step=0, parent_id=parent_id)
         assert list(graph.list_checkpoints(session)) == []
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("options", "error"),
         [
             ({"step": -1}, InvalidPayload),
@@ -184,7 +185,7 @@ class TestRead:
             graph.list_checkpoints("unknown")
         assert list(graph.list_checkpoints(session)) == []
 
-    @pytest.mark.parametrize("checkpoint_id", ["", "a\x00", None, 7])
+    @for_each("checkpoint_id", ["", "a\x00", None, 7])
     def test_refuses_bad_ids(self, graph: GraphCheckpointStore, checkpoint_id: Any) -> None:
         with pytest.raises(InvalidPayload):
             graph.get_checkpoint(checkpoint_id)
@@ -217,7 +218,7 @@ class TestRead:
         assert list(graph.list_checkpoints(session, namespace="none")) == []
         assert len(graph.list_checkpoints(session)) == 2
 
-    @pytest.mark.parametrize("limit", [0, -1, 1.5, None])
+    @for_each("limit", [0, -1, 1.5, None])
     def test_refuses_a_bad_limit(self, graph: GraphCheckpointStore, session: str, limit: Any) -> None:
         with pytest.raises(InvalidQuery):
             graph.list_checkpoints(session, limit=limit)
@@ -229,9 +230,7 @@ class TestRead:
         with pytest.raises(InvalidCursor):
             graph.list_checkpoints(session, namespace="", cursor=cursor)
 
-    @pytest.mark.parametrize(
-        "text", ["", "[]", "{}", '{"node_results":{}}', '{"$dict":[[[],1]]}', '{"$os":"system"}']
-    )
+    @for_each("text", ["", "[]", "{}", '{"node_results":{}}', '{"$dict":[[[],1]]}', '{"$os":"system"}'])
     def test_one_unreadable_checkpoint_affects_that_checkpoint_alone(
         self, graph: GraphCheckpointStore, session: str, committed_db: CommittedDatabase, text: str
     ) -> None:

@@ -19,6 +19,7 @@ from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import CheckpointNotFound, InvalidPayload
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 
@@ -210,8 +211,8 @@ class TestWithHistory:
 
 
 class TestCost:
-    @pytest.mark.parametrize("with_history", [False, True])
-    @pytest.mark.parametrize(("messages", "checkpoints"), [(2, 2), (500, 50)])
+    @for_each("with_history", [False, True])
+    @for_each(("messages", "checkpoints"), [(2, 2), (500, 50)])
     def test_is_at_most_eight_statements_whatever_the_size(
         self,
         graph: GraphCheckpointStore,
@@ -235,7 +236,7 @@ class TestCost:
         assert summary.checkpoint_count == (checkpoints if with_history else 1)
 
 
-@pytest.mark.parametrize("failing", range(6))
+@for_each("failing", range(6))
 def test_a_fork_that_fails_at_any_statement_leaves_nothing(
     graph: GraphCheckpointStore, committed_db: CommittedDatabase, failing: int
 ) -> None:

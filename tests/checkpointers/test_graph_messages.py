@@ -20,6 +20,7 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Message
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
+from tests.cells import for_each
 from tests.checkpointers.test_graph_sessions import TYPED
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
@@ -56,7 +57,7 @@ class TestAdd:
         )
         assert added.tool_results == ({"tool_use_id": "c", "content": b"\x00"},)
 
-    @pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
+    @for_each("role", ["user", "assistant", "system", "tool"])
     def test_keeps_no_content_and_empty_content_apart(
         self, graph: GraphCheckpointStore, session: str, role: str
     ) -> None:
@@ -91,7 +92,7 @@ class TestAdd:
         assert added == graph.get_messages(session)
         assert broken_invariants(committed_db) == []
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("message", "error"),
         [
             ({"role": "robot"}, InvalidPayload),
@@ -115,7 +116,7 @@ class TestAdd:
             graph.add_messages(session, [message])
         assert graph.get_messages(session) == []
 
-    @pytest.mark.parametrize("messages", ["text", {"role": "user"}, [7], [{"role": "user", "text": "x"}]])
+    @for_each("messages", ["text", {"role": "user"}, [7], [{"role": "user", "text": "x"}]])
     def test_refuses_what_is_no_list_of_messages(
         self, graph: GraphCheckpointStore, session: str, messages: Any
     ) -> None:
@@ -191,17 +192,17 @@ class TestRead:
         assert graph.get_messages(session, before=2**63 - 1) == added
         assert graph.get_messages(session, before=datetime(9999, 1, 1, tzinfo=UTC)) == added
 
-    @pytest.mark.parametrize("limit", [0, -1, 1.5, "1", True])
+    @for_each("limit", [0, -1, 1.5, "1", True])
     def test_refuses_a_bad_limit(self, graph: GraphCheckpointStore, session: str, limit: Any) -> None:
         with pytest.raises(InvalidQuery):
             graph.get_messages(session, limit=limit)
 
-    @pytest.mark.parametrize("before", ["1", 1.5, True, -1, 2**63, datetime(2026, 1, 1)])  # noqa: DTZ001
+    @for_each("before", ["1", 1.5, True, -1, 2**63, datetime(2026, 1, 1)])  # noqa: DTZ001
     def test_refuses_a_bad_boundary(self, graph: GraphCheckpointStore, session: str, before: Any) -> None:
         with pytest.raises(InvalidQuery):
             graph.get_messages(session, before=before)
 
-    @pytest.mark.parametrize("text", ["", "[1]", '{"$set":[[]]}', '{"role":', "null", "\x7f"])
+    @for_each("text", ["", "[1]", '{"$set":[[]]}', '{"role":', "null", "\x7f"])
     def test_one_unreadable_message_affects_that_message_alone(
         self,
         graph: GraphCheckpointStore,

@@ -6,6 +6,8 @@ from decimal import Decimal
 from multiprocessing.synchronize import Event
 from typing import Any
 
+import pytest
+
 from helix_store.checkpointers import GraphCheckpointStore
 from helix_store.core.types import CheckpointSource
 from tests.checkpointers.graph_runner import Graph, GraphRunner, Node
@@ -80,6 +82,7 @@ def run_until_the_commit(alias: str, tenant: str, commits: int, reached: Event) 
     return GraphRunner(store, alias, "s", approval="yes", before_commit=before_commit).run(PLAN)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_at_wave_after_wave_ends_as_one_that_is_not(
     graph: GraphCheckpointStore, committed_db: CommittedDatabase
 ) -> None:

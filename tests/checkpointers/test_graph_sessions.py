@@ -23,6 +23,7 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 from tests.strategies import exact_form
@@ -73,7 +74,7 @@ class TestCreate:
             graph.create_session("b", session_id="s")
         assert graph.get_session("s") == first
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("options", "error"),
         [
             ({"session_id": ""}, InvalidPayload),
@@ -94,7 +95,7 @@ class TestCreate:
             graph.create_session("", **options)
         assert list(graph.list_sessions()) == []
 
-    @pytest.mark.parametrize("directory", [None, 7, "a\x00b"])
+    @for_each("directory", [None, 7, "a\x00b"])
     def test_refuses_a_directory_that_is_not_text(self, graph: GraphCheckpointStore, directory: Any) -> None:
         with pytest.raises(InvalidPayload):
             graph.create_session(directory)
@@ -217,7 +218,7 @@ class TestList:
         assert [session.session_id for session in graph.list_sessions("w")] == ["w"]
         assert len(graph.list_sessions()) == 3
 
-    @pytest.mark.parametrize("limit", [0, -1, 1.5, "1", True])
+    @for_each("limit", [0, -1, 1.5, "1", True])
     def test_refuses_a_bad_limit(self, graph: GraphCheckpointStore, limit: Any) -> None:
         with pytest.raises(InvalidQuery):
             graph.list_sessions(limit=limit)

@@ -14,6 +14,7 @@ from helix_store.checkpointers import InMemorySnapshotCheckpointer, SnapshotChec
 from helix_store.core import moments
 from helix_store.exceptions import InvalidPayload, LockLostError
 from helix_store.models import Checkpoint
+from tests.cells import for_each
 from tests.checkpointers.conftest import Snapshots
 from tests.databases import CommittedDatabase
 from tests.processes import run_in_processes, run_in_threads
@@ -111,12 +112,12 @@ class TestClaim:
         claim.snapshot.clear()
         assert store.get("t") == snapshot(1)
 
-    @pytest.mark.parametrize("owner", ["", "a\x00", None, 7])
+    @for_each("owner", ["", "a\x00", None, 7])
     def test_refuses_a_bad_owner(self, store: Snapshots, owner: Any) -> None:
         with pytest.raises(InvalidPayload):
             store.claim("t", owner=owner)
 
-    @pytest.mark.parametrize("ttl_ms", [0, -1, 1.5, float("nan"), "1", True, 8 * 24 * 60 * 60 * 1000])
+    @for_each("ttl_ms", [0, -1, 1.5, float("nan"), "1", True, 8 * 24 * 60 * 60 * 1000])
     def test_refuses_a_bad_term(self, store: Snapshots, ttl_ms: Any) -> None:
         with pytest.raises(InvalidPayload):
             store.claim("t", owner="o", ttl_ms=ttl_ms)

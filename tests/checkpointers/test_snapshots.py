@@ -22,12 +22,14 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Checkpoint
 from helix_store.stores import MemoryWorld
+from tests.cells import for_each
 from tests.checkpointers.conftest import Snapshots, Stores
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 from tests.strategies import HOSTILE_DOCUMENTS, REFUSED_DOCUMENTS, exact_form
 
 MakeSnapshots = Callable[..., Snapshots]
+BAD_IDS = ["", "a\x00", "\ud800", "x" * 256, 7]
 
 
 def snapshot(number: int = 0, version: int = 2) -> dict[str, Any]:
@@ -64,18 +66,18 @@ class TestPut:
         read["messages"].clear()
         assert store.get("t") == snapshot()
 
-    @pytest.mark.parametrize("version", [None, 0, -1, 1.0, "2", True, 2**63])
+    @for_each("version", [None, 0, -1, 1.0, "2", True, 2**63])
     def test_refuses_a_version_that_is_no_whole_number_from_one(self, store: Snapshots, version: Any) -> None:
         with pytest.raises(InvalidPayload):
             store.put("t", {"version": version})
         assert store.list("t") == []
 
-    @pytest.mark.parametrize("value", [{}, [], None, "text", 7])
+    @for_each("value", [{}, [], None, "text", 7])
     def test_refuses_what_is_no_snapshot(self, store: Snapshots, value: Any) -> None:
         with pytest.raises(InvalidPayload):
             store.put("t", value)
 
-    @pytest.mark.parametrize(("document", "error"), REFUSED_DOCUMENTS)
+    @for_each(("document", "error"), REFUSED_DOCUMENTS)
     def test_refuses_what_cannot_be_stored_exactly(
         self, document: dict[Any, Any], error: type[Exception]
     ) -> None:
@@ -133,7 +135,7 @@ class TestOrder:
 
 
 class TestCap:
-    @pytest.mark.parametrize("cap", [1, 3])
+    @for_each("cap", [1, 3])
     def test_is_exact_after_every_put(self, make_snapshots: MakeSnapshots, cap: int) -> None:
         store = make_snapshots(max_checkpoints_per_thread=cap)
         for number in range(6):
@@ -165,7 +167,7 @@ class TestCap:
             store.put("t", snapshot(number))
         assert len(store.list("t")) == 100
 
-    @pytest.mark.parametrize("cap", [0, -1, 2.5, float("inf"), "3", True])
+    @for_each("cap", [0, -1, 2.5, float("inf"), "3", True])
     def test_refuses_anything_else(self, make_snapshots: MakeSnapshots, cap: Any) -> None:
         with pytest.raises(InvalidQuery):
             make_snapshots(max_checkpoints_per_thread=cap)
@@ -204,7 +206,7 @@ class TestList:
             with pytest.raises(CheckpointNotFound):
                 store.list("t", before=before)
 
-    @pytest.mark.parametrize("limit", [0, -1, 1.5, float("nan"), float("inf"), "1", True])
+    @for_each("limit", [0, -1, 1.5, float("nan"), float("inf"), "1", True])
     def test_refuses_a_bad_limit(self, store: Snapshots, limit: Any) -> None:
         with pytest.raises(InvalidQuery):
             store.list("t", limit=limit)
@@ -231,7 +233,7 @@ class TestDelete:
         assert store.delete_threads([]) == {}
         assert (store.get("a"), store.get("b"), store.get("kept")) == (None, None, snapshot(0))
 
-    @pytest.mark.parametrize("thread_ids", ["abc", b"abc", {"a": 1}, None, 7, ["a", ""], [7]])
+    @for_each("thread_ids", ["abc", b"abc", {"a": 1}, None, 7, ["a", ""], [7]])
     def test_refuses_what_is_no_collection_of_ids_and_deletes_nothing(
         self, store: Snapshots, thread_ids: Any
     ) -> None:
@@ -241,8 +243,8 @@ class TestDelete:
         assert store.get("a") == snapshot()
 
 
-@pytest.mark.parametrize("bad_id", ["", "a\x00", "\ud800", "x" * 256, 7])
 class TestIds:
+    @for_each("bad_id", BAD_IDS)
     def test_a_bad_checkpoint_id_is_an_error_and_never_the_newest_or_all(
         self, store: Snapshots, bad_id: Any
     ) -> None:
@@ -257,6 +259,7 @@ class TestIds:
                 call()
         assert store.get("t") == snapshot()
 
+    @for_each("bad_id", BAD_IDS)
     def test_a_bad_thread_id_is_an_error(self, store: Snapshots, bad_id: Any) -> None:
         for call in (
             lambda: store.put(bad_id, snapshot()),
@@ -325,7 +328,7 @@ class TestSessions:
         store.delete("t")
         assert states.session_exists("t")
 
-    @pytest.mark.parametrize("call", ["delete", "delete_threads"])
+    @for_each("call", ["delete", "delete_threads"])
     def test_deleting_snapshots_of_a_session_updates_its_time(self, stores: Stores, call: str) -> None:
         store, states = stores.snapshots(), stores.states()
         states.create_session("s", agent_type="support")
@@ -373,7 +376,7 @@ class TestDatabase:
             snapshots.put("t", snapshot(number))
         assert broken_invariants(committed_db) == []
 
-    @pytest.mark.parametrize("text", ["", "[]", "null", '{"version":', "\x7f"])
+    @for_each("text", ["", "[]", "null", '{"version":', "\x7f"])
     def test_one_unreadable_snapshot_affects_that_snapshot_alone(
         self, snapshots: SnapshotCheckpointer, committed_db: CommittedDatabase, text: str
     ) -> None:
@@ -399,7 +402,7 @@ class TestDatabase:
         assert snapshots.get("t") == snapshot(1)
         assert snapshots.get("new") is None
 
-    @pytest.mark.parametrize("history", [1, 99, 300])
+    @for_each("history", [1, 99, 300])
     def test_costs_a_fixed_number_of_statements(
         self,
         snapshots: SnapshotCheckpointer,

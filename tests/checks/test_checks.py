@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.checks import Error, run_checks
+from django.core.checks import CheckMessage, Error, run_checks
 from django.db import connections, transaction
 from django.test import override_settings
 
 from helix_store import checks
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
-from tests.postgres import PostgresCluster
+from tests.postgres import NOT_DURABLE, PostgresCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_test_project_passes_every_check(committed_db: CommittedDatabase) -> None:
-    found = run_checks(databases=[committed_db.alias])
+    found = [each for each in run_checks(databases=[committed_db.alias]) if not each.is_silenced()]
     assert [id_ for id_ in ids(found) if id_.startswith("helix_store.")] == []
 
 
@@ -60,9 +61,7 @@ def test_e001_unknown_setting() -> None:
         assert checks.settings.check_settings() == []
 
 
-@pytest.mark.parametrize(
-    "prefix", ['a"; DROP TABLE x; --', "agents_\n", "1agents", "", "a-b", "ä_", "a" * 40, 7, None]
-)
+@for_each("prefix", ['a"; DROP TABLE x; --', "agents_\n", "1agents", "", "a-b", "ä_", "a" * 40, 7, None])
 def test_e002_table_prefix(prefix: object) -> None:
     with override_settings(HELIX_STORE={"TABLE_PREFIX": prefix}):
         assert ids(checks.settings.check_settings()) == ["helix_store.E002"]
@@ -85,7 +84,7 @@ class NowhereRouter:
         return "nowhere"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "configured",
     [
         ["TABLE_PREFIX"],
@@ -97,6 +96,12 @@ class NowhereRouter:
         {"ASYNC_THREADS": -1},
         {"FAST_PATHS": "no"},
         {"RUN_ERROR_DETAILS": "no"},
+        {"TOMBSTONE_DAYS": -1},
+        {"TOMBSTONE_DAYS": True},
+        {"CHAT_THREADS": 0},
+        {"CHAT_FLUSH_MS": -1},
+        {"CHAT_FLUSH_MS": 40.0},
+        {"ANSWER_PAGES": 1},
         {"CHECKPOINTS_KEEP": 0},
         {"STREAMS": []},
         {"STREAMS": {"poll_interval": 0}},
@@ -127,10 +132,10 @@ def test_e004_a_listening_alias_has_to_be_on_postgresql(
 
 def test_w001_deferred_transactions_on_sqlite(sqlite_db: CommittedDatabase, options: Any) -> None:
     options(sqlite_db.alias, OPTIONS={"transaction_mode": "DEFERRED"})
-    assert ids(checks.sqlite.check_sqlite_settings()) == ["helix_store.W001"]
+    assert ids(checks.databases.check_sqlite_settings()) == ["helix_store.W001"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("command", "expected"),
     [
         ("PRAGMA synchronous=FULL;", ["helix_store.W002"]),
@@ -145,17 +150,17 @@ def test_w002_and_w003_from_the_settings(
     sqlite_db: CommittedDatabase, options: Any, command: str | None, expected: list[str]
 ) -> None:
     options(sqlite_db.alias, OPTIONS={"init_command": command})
-    assert ids(checks.sqlite.check_sqlite_settings()) == expected
+    assert ids(checks.databases.check_sqlite_settings()) == expected
 
 
 def test_w002_and_w003_from_the_database_when_it_may_be_asked(sqlite_db: CommittedDatabase) -> None:
     with sqlite_db.connection.cursor() as cursor:
         cursor.execute("PRAGMA synchronous=NORMAL")
-    assert checks.sqlite.check_sqlite_settings() == []
-    assert ids(checks.sqlite.check_sqlite_settings(databases=[sqlite_db.alias])) == ["helix_store.W003"]
+    assert checks.databases.check_sqlite_settings() == []
+    assert ids(checks.databases.check_sqlite_settings(databases=[sqlite_db.alias])) == ["helix_store.W003"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("version", "has_the_bug"),
     [
         ((3, 40, 1), True),
@@ -176,7 +181,7 @@ def test_w004_sqlite_with_the_wal_reset_bug_under_deploy_only(
     has_the_bug: bool,
 ) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
-    assert ids(checks.sqlite.check_sqlite_version()) == ["helix_store.W004"] * has_the_bug
+    assert ids(checks.databases.check_sqlite_version()) == ["helix_store.W004"] * has_the_bug
     assert ("helix_store.W004" in ids(run_checks(include_deployment_checks=True))) == has_the_bug
     assert "helix_store.W004" not in ids(run_checks())
 
@@ -222,12 +227,12 @@ def test_w004_asks_a_database_for_its_journal_mode_where_it_may(
     options(
         sqlite_db.alias, OPTIONS={"init_command": "PRAGMA journal_mode=TRUNCATE; PRAGMA synchronous=FULL;"}
     )
-    assert checks.sqlite.check_sqlite_version() == []
-    assert ids(checks.sqlite.check_sqlite_version(databases=[sqlite_db.alias])) == ["helix_store.W004"]
+    assert checks.databases.check_sqlite_version() == []
+    assert ids(checks.databases.check_sqlite_version(databases=[sqlite_db.alias])) == ["helix_store.W004"]
 
 
 def sqlite_warnings() -> list[Any]:
-    return [*checks.sqlite.check_sqlite_settings(), *checks.sqlite.check_sqlite_version()]
+    return [*checks.databases.check_sqlite_settings(), *checks.databases.check_sqlite_version()]
 
 
 @pytest.mark.parametrize(("asgi", "expected"), [("project.asgi.app", "W005"), (None, "I005")])
@@ -235,10 +240,10 @@ def test_w005_and_i005_persistent_connections(
     postgres_db: CommittedDatabase, options: Any, asgi: str | None, expected: str
 ) -> None:
     with override_settings(ASGI_APPLICATION=asgi):
-        assert checks.postgresql.check_connections_under_asgi() == []
+        assert checks.databases.check_connections_under_asgi() == []
         for age in (60, None):
             options(postgres_db.alias, CONN_MAX_AGE=age)
-            assert ids(checks.postgresql.check_connections_under_asgi()) == [f"helix_store.{expected}"]
+            assert ids(checks.databases.check_connections_under_asgi()) == [f"helix_store.{expected}"]
 
 
 @pytest.mark.parametrize("permission", [None, ""])
@@ -264,55 +269,59 @@ def test_w006_keeps_quiet_about_a_project_with_a_permission() -> None:
 
 
 def test_w007_row_level_security_on_sqlite(committed_db: CommittedDatabase) -> None:
-    assert checks.sqlite.check_row_level_security() == []
+    assert checks.databases.check_row_level_security() == []
     with override_settings(HELIX_STORE={"ROW_LEVEL_SECURITY": True}):
-        found = checks.sqlite.check_row_level_security(only=committed_db.alias)
+        found = checks.databases.check_row_level_security(only=committed_db.alias)
         assert ids(found) == (["helix_store.W007"] if committed_db.vendor == "sqlite" else [])
         assert all(message.hint for message in found)
         has_sqlite = any(connections[alias].vendor == "sqlite" for alias in connections)
         assert ("helix_store.W007" in ids(run_checks(databases=[]))) == has_sqlite
 
 
+def _durability(alias: str) -> list[CheckMessage]:
+    """Return what is reported besides E011, which holds for the suite's own server."""
+    found = checks.databases.check_postgres_durability(databases=[alias])
+    return [message for message in found if message.id != "helix_store.E011"]
+
+
 def test_e010_commits_that_are_not_durable(postgres_db: CommittedDatabase) -> None:
     with postgres_db.connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = off")
-    assert checks.postgresql.check_postgres_durability() == []
-    assert ids(checks.postgresql.check_postgres_durability(databases=[postgres_db.alias])) == [
-        "helix_store.E010"
-    ]
+    assert checks.databases.check_postgres_durability() == []
+    assert ids(_durability(postgres_db.alias)) == ["helix_store.E010"]
     with postgres_db.connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = local")
-    assert checks.postgresql.check_postgres_durability(databases=[postgres_db.alias]) == []
+    assert _durability(postgres_db.alias) == []
 
 
 def test_w011_transactions_that_nothing_ends(postgres_db: CommittedDatabase) -> None:
     alias = postgres_db.alias
     with postgres_db.connection.cursor() as cursor:
         cursor.execute("SET idle_in_transaction_session_timeout = 0")
-        assert checks.postgresql.check_orphaned_transactions() == []
-        (message,) = checks.postgresql.check_orphaned_transactions(databases=[alias])
+        assert checks.databases.check_orphaned_transactions() == []
+        (message,) = checks.databases.check_orphaned_transactions(databases=[alias])
         assert message.id == "helix_store.W011"
         assert "idle_in_transaction_session_timeout" in str(message.hint)
         assert "helix_store.W011" not in ids(run_checks(databases=[alias]))
         assert "helix_store.W011" in ids(run_checks(databases=[alias], include_deployment_checks=True))
         cursor.execute("SET idle_in_transaction_session_timeout = '60s'")
-    assert checks.postgresql.check_orphaned_transactions(databases=[alias]) == []
+    assert checks.databases.check_orphaned_transactions(databases=[alias]) == []
 
 
 def test_e014_a_table_that_a_crash_empties(postgres_db: CommittedDatabase) -> None:
     alias = postgres_db.alias
-    assert checks.postgresql.check_postgres_durability(databases=[alias]) == []
+    assert _durability(alias) == []
     with transaction.atomic(using=alias):
         with postgres_db.connection.cursor() as cursor:
             cursor.execute("ALTER TABLE helix_store_lock SET UNLOGGED")
-        (message,) = checks.postgresql.check_postgres_durability(databases=[alias])
+        (message,) = _durability(alias)
         transaction.set_rollback(True, using=alias)
     assert message.id == "helix_store.E014"
     assert message.hint == "Run ALTER TABLE helix_store_lock SET LOGGED."
 
 
 def test_e011_a_server_that_does_not_sync(postgres_db: CommittedDatabase) -> None:
-    with PostgresCluster(options={"fsync": "off", "full_page_writes": "off"}) as cluster:
+    with PostgresCluster(options=NOT_DURABLE) as cluster:
         process = subprocess.run(
             [sys.executable, "manage.py", "check", "--database", "default"],
             cwd=ROOT,

@@ -19,7 +19,7 @@ def found_in(**databases: dict[str, Any]) -> list[str]:
     with_defaults = ConnectionHandler({"default": {}, **databases}).settings
     connections.settings.update({alias: with_defaults[alias] for alias in databases})
     try:
-        messages = [message for alias in databases for message in checks.postgresql.check_citus(only=alias)]
+        messages = [message for alias in databases for message in checks.databases.check_citus(only=alias)]
     finally:
         for alias in databases:
             assert connections[alias].connection is None
@@ -72,19 +72,19 @@ def test_e016_row_level_security() -> None:
 
 def test_w009_a_database_with_citus_that_does_not_say_so(postgres_db: CommittedDatabase) -> None:
     alias = postgres_db.alias
-    assert checks.postgresql.check_citus(databases=[alias]) == []
+    assert checks.databases.check_citus(databases=[alias]) == []
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         # The extension is not installed here; its row is what is asked for.
         cursor.execute("SET LOCAL allow_system_table_mods = on")
         cursor.execute("UPDATE pg_extension SET extname = 'citus' WHERE extname = 'plpgsql'")
-        (warning,) = checks.postgresql.check_citus(databases=[alias])
+        (warning,) = checks.databases.check_citus(databases=[alias])
         settings = connections[alias].settings_dict
         settings["HELIX_STORE_CITUS"] = True
         try:
-            assert checks.postgresql.check_citus(databases=[alias]) == []
+            assert checks.databases.check_citus(databases=[alias]) == []
         finally:
             del settings["HELIX_STORE_CITUS"]
-        assert checks.postgresql.check_citus() == []
+        assert checks.databases.check_citus() == []
         transaction.set_rollback(True, using=alias)
     assert warning.id == "helix_store.W009"
     assert warning.hint

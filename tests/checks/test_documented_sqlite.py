@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from helix_store import checks
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -40,11 +41,11 @@ def options(sqlite_db: CommittedDatabase) -> Iterator[dict[str, Any]]:
         settings["OPTIONS"] = before
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: ".".join(map(str, version)))
-@pytest.mark.parametrize("page", PAGES)
+@for_each("version", VERSIONS, ids=lambda version: ".".join(map(str, version)))
+@for_each("page", PAGES)
 def test_the_checks_are_clean_with_the_options_of_a_page(
     page: str, version: tuple[int, int, int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
     options["init_command"] = documented_command(page)
-    assert [*checks.sqlite.check_sqlite_settings(), *checks.sqlite.check_sqlite_version()] == []
+    assert [*checks.databases.check_sqlite_settings(), *checks.databases.check_sqlite_version()] == []

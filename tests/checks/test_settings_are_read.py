@@ -12,18 +12,24 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import call_command
-from django.http import HttpRequest
-from django.test import Client, override_settings
+from django.http import Http404, HttpRequest
+from django.test import Client, RequestFactory, override_settings
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
+from helix_store.answer_pages import answer_page
+from helix_store.cleanup import erase
+from helix_store.contrib.chat import Chat
+from helix_store.contrib.chat.running import Pool
 from helix_store.core.types import StepInfo
 from helix_store.engine.async_twins import in_thread
-from helix_store.exceptions import LimitExceeded
+from helix_store.exceptions import LimitExceeded, SessionErased
+from helix_store.items import ItemLog
 from helix_store.models import Stream
 from helix_store.retention import apply_retention
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager
 from helix_store.workspaces import configured_workspace_providers
+from tests.cells import for_each
 from tests.cleanup.providers import MemoryProvider
 from tests.databases import CommittedDatabase, delete_all_rows, fresh_tenant
 
@@ -125,6 +131,62 @@ def _keys_of_an_error(database: CommittedDatabase) -> object:
     return list(error)
 
 
+def _stays_erased(database: CommittedDatabase) -> object:
+    store = _store_with_session(database)
+    erase(using=database.alias, session_id="s", tenant=store.tenant)
+    with suppress(SessionErased):
+        ItemLog("s", using=database.alias, tenant=store.tenant).append([1])
+    return not store.session_exists("s")
+
+
+def _chats_at_once(database: CommittedDatabase) -> object:
+    """Return whether two chats run at once."""
+    pool, both = Pool(idle_seconds=0.05), threading.Barrier(2)
+    met: list[bool] = []
+
+    def meet() -> None:
+        try:
+            both.wait(1)
+        except threading.BrokenBarrierError:
+            met.append(False)
+        else:
+            met.append(True)
+
+    for key in range(2):
+        pool.submit((key,), meet)
+    while len(met) < 2 or pool.threads:
+        threading.Event().wait(0.01)
+    return all(met)
+
+
+def _chunks_of_an_answer(database: CommittedDatabase) -> object:
+    """Return whether each delta of an answer is a chunk of its own."""
+
+    def answer(turn: Any, out: Any) -> None:
+        for _ in range(5):
+            out.text("x")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "x" * 5})
+            step.end_turn()
+
+    store = _store_with_session(database)
+    store.session("s").post({"role": "user", "content": "Hello"})
+    chat = Chat("chat-of-a-setting", answer, using=database.alias, runner=lambda *thread: None)
+    chat.drive("s", tenant=store.tenant)
+    streams = DatabaseStreamManager(database.alias, tenant=store.tenant)
+    chunks = [each.chunk for each in streams.read_after("s", 0)]
+    return sum(chunk["type"] == "text" for chunk in chunks) == 5
+
+
+def _status_of_an_answer_page(database: CommittedDatabase) -> int:
+    # Without a user, an answer page asks somebody to sign in.
+    request = RequestFactory().get("/")
+    try:
+        return answer_page(request, "token").status_code
+    except Http404:
+        return 404
+
+
 EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
     "TABLE_PREFIX": ("other_", _table),
     "LIMITS": ({"max_message_bytes": 20}, _refuses_a_message),
@@ -139,13 +201,17 @@ EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
     "FAST_PATHS": (False, _statements_of_a_step),
     "ROW_LEVEL_SECURITY": (True, _statements_of_a_step),
     "RUN_ERROR_DETAILS": (False, _keys_of_an_error),
+    "TOMBSTONE_DAYS": (0, _stays_erased),
+    "CHAT_THREADS": (1, _chats_at_once),
+    "CHAT_FLUSH_MS": (0, _chunks_of_an_answer),
+    "ANSWER_PAGES": (True, _status_of_an_answer_page),
 }
 
 
 POSTGRESQL_ONLY = {"FAST_PATHS", "ROW_LEVEL_SECURITY"}
 
 
-@pytest.mark.parametrize("key", conf.DEFAULTS)
+@for_each("key", conf.DEFAULTS)
 def test_each_setting_changes_something(key: str, request: pytest.FixtureRequest) -> None:
     database = request.getfixturevalue("postgres_db" if key in POSTGRESQL_ONLY else "sqlite_db")
     value, observe = EFFECTS[key]

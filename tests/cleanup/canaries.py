@@ -19,6 +19,8 @@ from helix_store.models import (
     Budget,
     BudgetCounter,
     Checkpoint,
+    Decision,
+    Effect,
     InterruptRequest,
     Item,
     Lock,
@@ -48,8 +50,15 @@ CHILDREN: Final = (
     InterruptRequest,
     SubSessionRef,
     Checkpoint,
+    Decision,
+    Effect,
 )
-_CHOSEN: Final[dict[Any, dict[str, str]]] = {Run: {"status": "completed"}, Post: {"state": "waiting"}}
+_CHOSEN: Final[dict[Any, dict[str, str]]] = {
+    Run: {"status": "completed"},
+    Post: {"state": "waiting"},
+    Decision: {"outcome": "approved"},
+    Effect: {"state": "done"},
+}
 
 
 def canary() -> str:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from django.test.utils import CaptureQueriesContext
 
-from helix_store.catalogue.registry import _tables
+from helix_store.catalogue.table import _tables
 from helix_store.cleanup import CleanupDetails, CleanupSummary, expired_session_cleanup
-from helix_store.cleanup.run import expired_session_cleanup_batches
+from helix_store.cleanup.expiry import expired_session_cleanup_batches
 from helix_store.contrib.langgraph import DjangoStore
 from helix_store.contrib.langgraph.models import LangGraphMemory
 from helix_store.core import moments

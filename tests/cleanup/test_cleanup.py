@@ -22,6 +22,7 @@ from helix_store.exceptions import (
 from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore
 from helix_store.testing.state_store.samples import contents, loaded
+from tests.cells import for_each
 from tests.cleanup.conftest import LONG_AGO, later
 from tests.cleanup.providers import MemoryProvider
 from tests.databases import CommittedDatabase
@@ -58,7 +59,7 @@ def test_an_expired_session_fails_with_its_reason_and_its_snapshots_go(
     assert cleanup(store, provider) == CleanupSummary()
 
 
-@pytest.mark.parametrize("status", list(SessionStatus))
+@for_each("status", list(SessionStatus))
 def test_only_sessions_that_have_not_ended_are_cleaned_up(
     store: StateStore, expired: Expired, status: SessionStatus
 ) -> None:
@@ -85,7 +86,7 @@ def test_the_moment_may_be_given(store: StateStore) -> None:
     assert cleanup(store, now=moment).marked == 1
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 3, 200])
+@for_each("page_size", [1, 2, 3, 200])
 def test_pages_lose_no_session_also_when_many_expire_at_one_moment(
     store: StateStore, expired: Expired, page_size: int
 ) -> None:
@@ -196,9 +197,7 @@ def test_a_provider_that_raises_stops_neither_the_loop_nor_a_later_cleanup(
     assert cleanup(store, provider) == CleanupSummary(detected=1, marked=1, snapshots_deleted=10 - deleted)
 
 
-@pytest.mark.parametrize(
-    "refs", [{"main": {"provider": "nobody"}}, {"main": {}}, {"main": "memory"}, {"main": None}]
-)
+@for_each("refs", [{"main": {"provider": "nobody"}}, {"main": {}}, {"main": "memory"}, {"main": None}])
 def test_a_ref_without_a_provider_is_an_error_before_anything_is_deleted(
     store: StateStore, expired: Expired, refs: dict[str, Any]
 ) -> None:
@@ -291,7 +290,7 @@ def test_a_session_that_has_another_end_since_it_was_marked_is_not_deleted(
     assert status_of(store, "s")[0] == "completed"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bad",
     [
         {"page_size": 0},
@@ -320,7 +319,7 @@ def test_arguments_that_make_no_sense_are_refused(
     assert status_of(store, "session") == ("active", None)
 
 
-@pytest.mark.parametrize("expires_at", [1_900_000_000, 253_402_300_800_000, -1, "tomorrow", 1.5, True])
+@for_each("expires_at", [1_900_000_000, 253_402_300_800_000, -1, "tomorrow", 1.5, True])
 def test_an_expiry_in_seconds_or_beyond_the_calendar_is_refused_before_it_is_stored(
     store: StateStore, expires_at: Any
 ) -> None:
@@ -383,7 +382,7 @@ def test_a_session_that_cannot_be_read_stops_nothing(committed_db: CommittedData
     assert cleanup(store) == CleanupSummary(detected=3, marked=2, errors=2, defaults_applied=2)
 
 
-@pytest.mark.parametrize("meanwhile", ["renewed", "ended", "given something to own"])
+@for_each("meanwhile", ["renewed", "ended", "given something to own"])
 def test_a_session_that_changes_between_the_look_and_the_mark_is_looked_at_again(
     committed_db: CommittedDatabase, meanwhile: str
 ) -> None:

@@ -12,10 +12,12 @@ from asgiref.sync import async_to_sync
 from helix_store.cleanup import erase
 from helix_store.core import moments
 from helix_store.core.types import StepInfo, SubSessionRef
+from helix_store.locks import Lock as HeldLock
 from helix_store.models import Lock, Session, Stream
 from helix_store.retention import RetentionPolicy, apply_retention
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager
 from helix_store.testing.state_store.samples import loaded
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 IDLE: Final = RetentionPolicy(sessions_idle_days={"completed": 30, "active": 10_000})
@@ -56,6 +58,41 @@ def lock(store: DatabaseStateStore) -> object:
 
 def run(store: DatabaseStateStore) -> object:
     return store.start_run("old", "run")
+
+
+def _run_of(store: DatabaseStateStore, *, newer_by: int = 0) -> Any:
+    """Start a run with the token of a lock, or with a newer one, which no lock of this database has."""
+    held = lock(store)
+    assert isinstance(held, HeldLock)
+    store.start_run("old", "run", fencing_token=held.fencing_token + newer_by)
+    return held
+
+
+def abandon(store: DatabaseStateStore) -> object:
+    """The worker has released its lock before it could end its run."""
+    return _run_of(store).release()
+
+
+def abandon_by_death(store: DatabaseStateStore) -> object:
+    _run_of(store)
+    return _update(store, Lock, expires_at=moments.now() - MINUTE)
+
+
+def abandon_by_force(store: DatabaseStateStore) -> object:
+    _run_of(store)
+    return DatabaseLockManager(store.alias, tenant=store.tenant).force_release("old")
+
+
+def run_with_other_locks(store: DatabaseStateStore) -> object:
+    """The run has the token of another lock manager, so nobody can tell whether its worker lives."""
+    return _run_of(store, newer_by=1).release()
+
+
+def run_beside_a_lock_of_another_tenant(store: DatabaseStateStore) -> object:
+    elsewhere = lock(DatabaseStateStore(store.alias, tenant="theirs"))
+    assert isinstance(elsewhere, HeldLock)
+    elsewhere.release()
+    return store.start_run("old", "run", fencing_token=1)
 
 
 def write(store: DatabaseStateStore) -> object:
@@ -99,7 +136,7 @@ def _update(store: DatabaseStateStore, model: Any, **columns: Any) -> int:
     return count
 
 
-@pytest.mark.parametrize("use", [lock, run, write, refer])
+@for_each("use", [lock, run, run_with_other_locks, run_beside_a_lock_of_another_tenant, write, refer])
 def test_a_session_that_is_used_or_owned_stays(ours: DatabaseStateStore, use: Use) -> None:
     assert use(ours)
     end_long_ago(ours)
@@ -114,14 +151,17 @@ def test_a_session_whose_status_has_no_rule_keeps_its_tree(ours: DatabaseStateSt
     assert apply_retention(using=ours.alias, policy=IDLE).trees == 0
 
 
-@pytest.mark.parametrize("use", [lock_before, write_before, write_to_the_end, refer_to_a_remote_one])
+_OVER: Final = (lock_before, abandon, abandon_by_death, abandon_by_force, write_before, write_to_the_end)
+
+
+@for_each("use", [*_OVER, refer_to_a_remote_one])
 def test_what_is_over_or_elsewhere_keeps_no_session(ours: DatabaseStateStore, use: Use) -> None:
     assert use(ours)
     end_long_ago(ours)
     assert apply_retention(using=ours.alias, policy=IDLE).trees == 1
 
 
-@pytest.mark.parametrize("use", [lock, write, own, refer])
+@for_each("use", [lock, write, own, refer])
 def test_another_tenant_keeps_no_session(
     ours: DatabaseStateStore, theirs: DatabaseStateStore, use: Use
 ) -> None:
@@ -134,6 +174,14 @@ def test_another_tenant_keeps_no_session(
 def test_a_session_in_use_keeps_its_checkpoints(ours: DatabaseStateStore, use: Use) -> None:
     assert use(ours)
     assert apply_retention(using=ours.alias, policy=LAST_CHECKPOINT).checkpoints == {}
+
+
+@for_each("use", [abandon, abandon_by_death])
+def test_an_abandoned_session_is_free(ours: DatabaseStateStore, use: Use) -> None:
+    assert use(ours)
+    assert apply_retention(using=ours.alias, policy=LAST_CHECKPOINT).checkpoints == {"checkpoint": 1}
+    erase(using=ours.alias, tenant=ours.tenant, session_id="old")
+    assert not ours.session_exists("old")
 
 
 def test_a_lock_that_is_over_or_of_another_tenant_keeps_no_checkpoint(

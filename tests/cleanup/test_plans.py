@@ -14,9 +14,10 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from helix_store.cleanup.database import DatabaseCleanup
+from helix_store.cleanup.expiry import DatabaseCleanup
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 SESSIONS = int(os.environ.get("HELIX_TEST_SESSIONS", "100000"))
@@ -72,7 +73,7 @@ def many_sessions(committed_db: CommittedDatabase) -> Iterator[CommittedDatabase
         transaction.set_rollback(True, using=committed_db.alias)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pages_of", "index"),
     [
         (DatabaseCleanup.expired, "helix_session_expiry_idx"),

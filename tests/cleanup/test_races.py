@@ -19,7 +19,7 @@ from helix_store.models import (
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.layout import encode_state
+from helix_store.sessions.state import encode_state
 from helix_store.stores import DatabaseStateStore
 from tests.cleanup.conftest import LONG_AGO, later
 from tests.cleanup.providers import FolderProvider

@@ -31,6 +31,7 @@ from helix_store.stores import (
     DatabaseStreamManager,
     DatabaseUsageStore,
 )
+from tests.cells import for_each
 from tests.cleanup.providers import MemoryProvider
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.processes import run_in_threads
@@ -141,7 +142,7 @@ def _write(store: DatabaseStateStore) -> object:
     return async_to_sync(streams.create_writer)("old-child", "run-1", "agent")
 
 
-@pytest.mark.parametrize("use", [_lock, _run, _write])
+@for_each("use", [_lock, _run, _write])
 def test_a_tree_in_use_is_left_alone(
     store: DatabaseStateStore, use: Callable[[DatabaseStateStore], object]
 ) -> None:
@@ -403,7 +404,7 @@ def test_the_policy_of_the_settings_is_the_default(store: DatabaseStateStore) ->
         assert apply_retention(using=store.alias).trees == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "policy",
     [
         {"sessions_idle_days": {"done": 1}},

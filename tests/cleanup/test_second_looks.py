@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from helix_store.cleanup import erase
-from helix_store.cleanup.database import DatabaseCleanup
-from helix_store.cleanup.outcomes import SessionKey
+from helix_store.cleanup.expiry import DatabaseCleanup
+from helix_store.cleanup.workspaces import SessionKey
 from helix_store.core import moments
 from helix_store.models import Lock, Session
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore

@@ -19,6 +19,7 @@ from helix_store.workspaces import (
     WorkspaceProvider,
     configured_workspace_providers,
 )
+from tests.cells import for_each
 from tests.cleanup.conftest import LONG_AGO
 
 HOSTILE_IDS = [
@@ -82,7 +83,7 @@ def test_a_ref_may_name_a_folder_of_its_session(storage: Storage) -> None:
     assert list(provider.list_snapshots("session-1", {})) == [snapshot_id]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path", ["", ".", "./", "/", "/etc", "..", "../other", "a/../..", "a\\..\\b", "a\x00", 7, ["a"]], ids=repr
 )
 def test_a_ref_never_names_the_root_or_what_is_outside(storage: Storage, path: Any) -> None:
@@ -119,9 +120,7 @@ def test_the_settings_may_name_a_class_a_function_or_an_object() -> None:
     assert [type(provider) for provider in providers.values()] == [StorageWorkspaceProvider] * 3
 
 
-@pytest.mark.parametrize(
-    "path", ["nobody.there", "nonsense", "datetime.datetime", "datetime.UTC", "os.getcwd"]
-)
+@for_each("path", ["nobody.there", "nonsense", "datetime.datetime", "datetime.UTC", "os.getcwd"])
 def test_a_setting_that_names_no_provider_is_refused(path: str) -> None:
     with (
         override_settings(HELIX_STORE={"WORKSPACE_PROVIDERS": {"disk": path}}),

@@ -7,12 +7,13 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, ManagementUtility, call_command
 
-__all__ = ["Ended", "read_by_a_program", "run"]
+__all__ = ["Ended", "command_line", "read_by_a_program", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,17 @@ def run(alias: str, *arguments: str, terminal: bool = False) -> Ended:
     except CommandError as exc:
         code = exc.returncode
         err.write(str(exc))
+    return Ended(out.getvalue(), err.getvalue(), code)
+
+
+def command_line(*arguments: str) -> Ended:
+    """``manage.py`` with these arguments, as a process runs it: the parser's errors have their exit code."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            ManagementUtility(["manage.py", *arguments]).execute()
+        except SystemExit as exc:
+            code = exc.code if isinstance(exc.code, int) else 1
     return Ended(out.getvalue(), err.getvalue(), code)
 
 

@@ -10,6 +10,7 @@ from django.contrib.auth.models import Permission, User
 
 from helix_store import call_digest
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.commands.running import Ended, run
 from tests.databases import CommittedDatabase
 
@@ -38,7 +39,7 @@ def answers(store: DatabaseStateStore) -> dict[str, dict[str, Any]]:
     return taken
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "expected"),
     [
         (["approve"], {"approved": True, "reason": None}),
@@ -66,7 +67,7 @@ def test_an_approval_is_decided_without_its_id(
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "result"),
     [
         (["result", '{"flight": "TP 1357"}'], {"flight": "TP 1357"}),
@@ -93,7 +94,7 @@ def test_of_several_open_calls_one_is_named_by_the_start_of_its_id(store: Databa
     assert answer(store, "result", "2").code == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["approve"],
@@ -174,11 +175,11 @@ def test_an_editable_call_is_approved_with_another_input(store: DatabaseStateSto
 
 def test_an_input_that_is_not_json_is_refused(store: DatabaseStateStore) -> None:
     waits_for(store, call_1=BOOKING)
-    assert "argument --input: invalid" in answer(store, "approve", "--input", "{seat").err
+    assert "argument --input: expected JSON, got '{seat'" in answer(store, "approve", "--input", "{seat").err
     assert answers(store) == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["approve", "--as", "nobody at all"],

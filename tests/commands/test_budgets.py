@@ -7,6 +7,7 @@ import re
 import pytest
 
 from helix_store import Store
+from tests.cells import for_each
 from tests.commands.running import run
 from tests.databases import CommittedDatabase
 
@@ -28,7 +29,7 @@ def _spend(store: Store, user: str, cost: str) -> None:
     known = store.sessions.session_exists(f"of-{user}")
     session = store.session(f"of-{user}") if known else None
     session = session or store.new_session(f"of-{user}", agent_type="a", user_id=user)
-    with session.turn() as turn, turn.step() as step:
+    with session.turn(rest=False) as turn, turn.step() as step:
         turn.tokens(model="m", prompt=90, completion=10, cost_usd=cost)
         step.end_turn()
 
@@ -67,7 +68,7 @@ def test_without_budgets_the_command_says_so(empty_db: CommittedDatabase) -> Non
     assert ended.data == {"tenant": None, "budgets": []}
 
 
-@pytest.mark.parametrize("option", ["--csv", "--since=7d", "--user=ada", "--limit=3"])
+@for_each("option", ["--csv", "--since=7d", "--user=ada", "--limit=3"], shared=True)
 def test_options_of_the_usage_are_wrong_usage(store: Store, option: str) -> None:
     ended = run(store.sessions.alias, "helix_usage", "--budgets", option)
     assert (ended.code, ended.err) == (2, f"--budgets does not take {option.partition('=')[0]}.")

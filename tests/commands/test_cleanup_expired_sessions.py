@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,9 @@ from django.db import connections
 from django.test import override_settings
 
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.cleanup.conftest import LONG_AGO
+from tests.commands.running import command_line
 from tests.databases import CommittedDatabase
 
 NOTHING = {
@@ -185,7 +184,7 @@ def test_a_missing_provider_is_one_line_of_the_log(
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["--database", "nowhere"],
@@ -203,11 +202,11 @@ def test_a_missing_provider_is_one_line_of_the_log(
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_exit_code_two(arguments: list[str], tmp_path: Path) -> None:
-    ended = manage(tmp_path, "cleanup_expired_sessions", *arguments)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr
+def test_wrong_usage_is_exit_code_two(arguments: list[str]) -> None:
+    ended = command_line("cleanup_expired_sessions", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert "Traceback" not in ended.err
+    assert ended.err
 
 
 def test_a_provider_that_cannot_be_loaded_is_wrong_usage(store: DatabaseStateStore) -> None:
@@ -219,25 +218,6 @@ def test_a_provider_that_cannot_be_loaded_is_wrong_usage(store: DatabaseStateSto
         run(store)
     assert caught.value.returncode == 2
     assert failed(store) == 0
-
-
-def test_a_database_without_tables_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
-    ended = manage(tmp_path, "cleanup_expired_sessions")
-    assert ended.returncode == 1
-    assert "Traceback" not in ended.stderr
-
-
-def manage(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The example project's ``manage.py`` on an empty SQLite file."""
-    environment = {**os.environ, "DATABASE_URL": f"sqlite:///{tmp_path / 'empty.sqlite3'}"}
-    environment["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
-    return subprocess.run(
-        [sys.executable, "manage.py", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

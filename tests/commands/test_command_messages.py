@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from tests.cells import for_each
 from tests.commands.running import run
 from tests.databases import CommittedDatabase
 
@@ -66,3 +71,23 @@ def test_a_cost_that_is_not_known_is_not_zero(store: DatabaseStateStore) -> None
     spend(store, "priced", cost_usd="0.25")
     assert cost_shown(store) == "$0.25, token entries without a known cost: 1"
     assert run(store.alias, "helix_usage", "--by", "model").lines[1].split()[1] == "0.25"
+
+
+@for_each(
+    ("arguments", "code"),
+    [
+        (["cleanup_expired_sessions"], 1),
+        (["helix_export"], 1),
+        (["helix_import", "no-such-file"], 2),
+    ],
+)
+def test_a_process_on_an_empty_database_has_the_exit_code_and_no_traceback(
+    tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    environment = {**os.environ, "DATABASE_URL": f"sqlite:///{tmp_path / 'empty.sqlite3'}"}
+    environment["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+    command = [sys.executable, "manage.py", *arguments]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ended.stderr
+    assert "Traceback" not in ended.stderr

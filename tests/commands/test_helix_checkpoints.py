@@ -13,11 +13,11 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from helix_store.core import moments
-from helix_store.management.output import ProgressBar
-from helix_store.management.text import width_of
+from helix_store.management.output import ProgressBar, width_of
 from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore
 from helix_store.stores.directory import SessionDirectory
+from tests.cells import for_each
 from tests.commands.running import Ended, read_by_a_program, run
 from tests.commands.sample import SAMPLE_ID, write_sample
 from tests.databases import CommittedDatabase
@@ -105,9 +105,10 @@ def test_the_json_of_a_list_continues(sample: CommittedDatabase) -> None:
     assert checkpoints(sample, "list", SAMPLE_ID, "--cursor", "forged").code == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("form", "position"),
     [("{id}", 1), (f"{SAMPLE_ID}@latest~1", 1), (f"{SAMPLE_ID}@latest", 0), (SAMPLE_ID, 0)],
+    shared=True,
 )
 def test_a_checkpoint_has_several_names(form: str, position: int, sample: CommittedDatabase) -> None:
     ids = ids_of(sample)
@@ -139,7 +140,7 @@ def test_a_checkpoint_is_shown_with_its_state(sample: CommittedDatabase) -> None
     assert "secret-7" not in checkpoints(sample, "diff", f"{SAMPLE_ID}@latest~1", SAMPLE_ID).out
 
 
-@pytest.mark.parametrize("name", ["x@latest", "x", "cpv1-x-s1-t1-abcdef", f"{SAMPLE_ID}@latest~3"])
+@for_each("name", ["x@latest", "x", "cpv1-x-s1-t1-abcdef", f"{SAMPLE_ID}@latest~3"], shared=True)
 def test_an_unknown_checkpoint_is_a_problem(name: str, sample: CommittedDatabase) -> None:
     for command in (["show"], ["restore", "--no-input"], ["branch"]):
         ended = checkpoints(sample, command[0], name, *command[1:])
@@ -367,7 +368,7 @@ def test_the_statements_of_a_prune_do_not_grow_with_the_sessions_that_stay(
     assert len(queries) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["prune"],
@@ -383,6 +384,7 @@ def test_the_statements_of_a_prune_do_not_grow_with_the_sessions_that_stay(
         ["branch", SAMPLE_ID, "--message-index", "-1"],
     ],
     ids=" ".join,
+    shared=True,
 )
 def test_wrong_usage_changes_nothing(arguments: list[str], sample: CommittedDatabase) -> None:
     ended = checkpoints(sample, *arguments)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -14,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandParser
 from django.db import connections
 from django.test import override_settings
 
 from example_project.settings import HELIX_STORE
 from helix_store.doctor import RULES
-from helix_store.management.commands.helix_doctor import Command
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.commands.running import Ended, run
 from tests.databases import CommittedDatabase
 from tests.doctor.planting import execute
 from tests.doctor.sample import write_sample
-from tests.postgres import PostgresCluster
+from tests.postgres import NOT_DURABLE, PostgresCluster
 
 VERSION_ZERO = "UPDATE [session] SET version = 0 WHERE id = [=steps]"
 COUNTS_OFF = "UPDATE [session] SET message_count = message_count + 1 WHERE session_id IN ('steps', 'branch')"
@@ -152,7 +150,7 @@ def test_a_session_with_everything_is_examined_with_its_stream_lock_and_usage(
     assert ids(doctor(database, *own, "steps")) == ["lock-expired"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "code"),
     [
         (["--dry-run"], 2),
@@ -160,6 +158,7 @@ def test_a_session_with_everything_is_examined_with_its_stream_lock_and_usage(
         (["--session", ""], 2),
         (["--tenant", "x" * 256], 2),
     ],
+    shared=True,
 )
 def test_wrong_usage_and_unknown_sessions(
     database: CommittedDatabase, arguments: list[str], code: int
@@ -220,10 +219,11 @@ def signalling(number: signal.Signals) -> Callable[..., Any]:
     return send
 
 
+@pytest.mark.thorough
 def test_an_empty_database_on_a_server_that_does_not_sync(
     postgres_db: CommittedDatabase, tmp_path: Path
 ) -> None:
-    with PostgresCluster(options={"fsync": "off"}) as cluster:
+    with PostgresCluster(options=NOT_DURABLE) as cluster:
         environment = {
             **os.environ,
             "DATABASE_URL": cluster.url,
@@ -242,11 +242,8 @@ def test_an_empty_database_on_a_server_that_does_not_sync(
     assert ids == ["helix_store.E011", "schema-behind"]
 
 
-def test_the_example_of_the_help_runs(empty_db: CommittedDatabase) -> None:
-    parser = CommandParser()
-    Command().add_arguments(parser)
-    assert parser.epilog is not None
-    _, _, line = parser.epilog.partition("example: manage.py helix_doctor ")
-    DatabaseStateStore(empty_db.alias).create_session("trip-1", agent_type="agent")
-    ended = doctor(empty_db, *shlex.split(line))
-    assert (ids(ended), ended.code) == ([], 0)
+def test_a_silenced_system_check_is_no_finding(empty_db: CommittedDatabase, settings: Any) -> None:
+    settings.HELIX_STORE = {**HELIX_STORE, "NOPE": 1}
+    assert ids(doctor(empty_db)) == ["helix_store.E001"]
+    settings.SILENCED_SYSTEM_CHECKS = [*settings.SILENCED_SYSTEM_CHECKS, "helix_store.E001"]
+    assert ids(doctor(empty_db)) == []

@@ -16,9 +16,10 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from helix_store.cleanup import ErasureReceipt
+from helix_store.cleanup import ErasureReceipt, erase
 from helix_store.models import Session
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -84,6 +85,39 @@ def test_a_dry_run_does_not_ask_and_changes_nothing(store: DatabaseStateStore) -
     assert (said["trees"], said["complete"], left(store)) == (3, False, 4)
 
 
+@pytest.mark.parametrize("extra", [[], ["--dry-run"], ["--no-input"], ["--no-input", "--format", "json"]])
+@pytest.mark.parametrize(
+    "subject",
+    [
+        ["--user", "ada-lovelase"],
+        ["--user", "ada-lovelace", "--tenant", "elsewhere"],
+        ["--session", "secret-9"],
+        ["--tenant", "elsewhere"],
+    ],
+    ids=["user", "user of a tenant", "session", "tenant"],
+)
+def test_erasing_nobody_is_said_and_is_exit_code_1(
+    store: DatabaseStateStore, subject: list[str], extra: list[str]
+) -> None:
+    out, err = StringIO(), StringIO()
+    with pytest.raises(
+        CommandError, match=r"^Nothing is stored for the .*\. Nothing was erased\.$"
+    ) as caught:
+        call_command("helix_erase", *subject, *extra, database=store.alias, stdout=out, stderr=err)
+    assert caught.value.returncode == 1
+    assert repr(subject[1]) in str(caught.value)
+    assert out.getvalue() == ""
+    assert left(store) == 4
+
+
+def test_a_repeated_erasure_has_nobody_to_erase(store: DatabaseStateStore) -> None:
+    run(store, "--user", "ada-lovelace", "--no-input")
+    with pytest.raises(CommandError, match="Nothing is stored for the user 'ada-lovelace'"):
+        run(store, "--user", "ada-lovelace", "--no-input")
+    assert erase(using=store.alias, user_id="ada-lovelace").is_empty
+    assert not erase(using=store.alias, user_id="bob").is_empty
+
+
 def test_a_table(store: DatabaseStateStore) -> None:
     lines = [line.split() for line in run(store, "--session", "secret-1", "--no-input")[0].splitlines()]
     assert lines[:4] == [
@@ -122,7 +156,7 @@ def test_a_session_in_use_is_named_and_is_exit_code_1(store: DatabaseStateStore)
     assert left(store) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"user": ""}, {"user": "a\x00"}, {"user": "a", "session": "b"}])
+@for_each("options", [{}, {"user": ""}, {"user": "a\x00"}, {"user": "a", "session": "b"}], shared=True)
 def test_wrong_usage_is_exit_code_2(store: DatabaseStateStore, options: Any) -> None:
     with pytest.raises(CommandError) as caught:
         run(store, no_input=True, **options)

@@ -18,12 +18,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from helix_store.management.commands import helix_export
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
 from helix_store.transfer import DatabaseSource, ExportSummary, write_export
 from tests.asgi_server import database_url
-from tests.commands.test_cleanup_expired_sessions import manage
+from tests.cells import for_each
+from tests.commands.running import command_line
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.invariants import broken_invariants
 from tests.transfer.files import exported, fill, lines_of, simple_session
@@ -59,6 +59,32 @@ def test_the_export_is_on_stdout_and_the_summary_on_stderr(committed_db: Committ
     assert out.encode() == exported(committed_db)
     sessions = [each for each in lines_of(out.encode()) if each["record"] == "session"]
     assert f"{len(sessions)} sessions" in err
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_no_character_that_it_obeys_or_hides(
+    committed_db: CommittedDatabase, tmp_path: Path
+) -> None:
+    """Its lines have the same values as the file, which has the exact bytes."""
+    content = "\x9b31m \x85 \u202e\u2066 \u200b\ufeff\u2028 é 漢 \U0001f600 \U000e0041 \x7f \x1b[2J"
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    store.create_session("session", agent_type="agent")
+    store.append_messages("session", [{"role": "user", "content": content}])
+    terminal, file = Terminal(), tmp_path / "export.jsonl"
+    arguments = {"database": committed_db.alias, "tenant": committed_db.tenant, "verbosity": 0}
+    call_command("helix_export", stdout=terminal, **arguments)
+    call_command("helix_export", output=str(file), stdout=StringIO(), **arguments)
+    shown, stored = terminal.getvalue(), file.read_text()
+    assert "\u202e" in stored
+    for char in "\x9b\x85\u202e\u2066\u200b\ufeff\u2028\U000e0041\x7f\x1b":
+        assert char not in shown
+    for char in "é漢\U0001f600":
+        assert char in shown
+    assert list(map(json.loads, shown.splitlines())) == list(map(json.loads, stored.split("\n")[:-1]))
 
 
 def test_verbosity_zero_is_silent(committed_db: CommittedDatabase) -> None:
@@ -190,7 +216,7 @@ def test_a_signal_stops_it_and_leaves_the_old_file(
 ) -> None:
     for session_id in ("a", "b", "c"):
         simple_session(committed_db, session_id)
-    monkeypatch.setattr("helix_store.transfer.database._MOST_UNITS", 1)
+    monkeypatch.setattr("helix_store.transfer.export_source._MOST_UNITS", 1)
     path = tmp_path / "sessions.jsonl"
     path.write_text("old")
     with (
@@ -228,15 +254,16 @@ def test_progress_is_shown_after_a_second(
     assert "of 2 sessions" in export(committed_db)[1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [["--database", "nowhere"], ["--format", "xml"], ["--nonsense"], ["extra"], ["--session"]],
     ids=" ".join,
 )
-def test_wrong_usage_is_exit_code_two(arguments: list[str], tmp_path: Path) -> None:
-    ended = manage(tmp_path, "helix_export", *arguments)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "Traceback" not in ended.stderr
+def test_wrong_usage_is_exit_code_two(arguments: list[str]) -> None:
+    ended = command_line("helix_export", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert "Traceback" not in ended.err
+    assert ended.err
 
 
 def test_a_folder_that_cannot_be_written_is_wrong_usage(
@@ -245,12 +272,6 @@ def test_a_folder_that_cannot_be_written_is_wrong_usage(
     with pytest.raises(CommandError) as caught:
         export(committed_db, "--output", str(tmp_path / "nowhere" / "file"))
     assert caught.value.returncode == 2
-
-
-def test_a_database_without_tables_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
-    ended = manage(tmp_path, "helix_export")
-    assert ended.returncode == 1
-    assert "Traceback" not in ended.stderr
 
 
 def test_every_line_is_read_by_a_json_tool(committed_db: CommittedDatabase) -> None:
@@ -299,16 +320,6 @@ def test_one_pipe_moves_everything_to_the_other_database(
     assert json.loads(ended.stdout)["is_complete"]
     assert exported(target) == exported(sqlite_db)
     assert broken_invariants(target) == []
-
-
-def test_the_example_of_the_help_runs(empty_db: CommittedDatabase) -> None:
-    database = CommittedDatabase(alias=empty_db.alias, tenant="")
-    simple_session(database, "trip-1")
-    text = helix_export.Command().create_parser("manage.py", "helix_export").format_help()
-    _, name, *arguments = text.split("example: ")[1].split()
-    arguments, environment = command(database, name, *arguments)
-    ended = subprocess.run(arguments, env=environment, capture_output=True, check=False)
-    assert (ended.returncode, ended.stdout) == (0, exported(database, session_ids=["trip-1"]))
 
 
 def test_an_export_without_a_trailer_has_no_sha256() -> None:

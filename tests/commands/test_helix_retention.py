@@ -66,6 +66,8 @@ def test_the_dry_run_and_the_run_print_the_same_report(store: DatabaseStateStore
         "in_use": 0,
         "snapshots_deleted": 0,
         "streams_failed": 0,
+        "budget_periods": {},
+        "operations": {},
         "errors": 0,
     }
     assert RetentionSummary.from_dict(done).trees == 3

@@ -11,10 +11,10 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from helix_store.core import moments
-from helix_store.management.output import ProgressBar
-from helix_store.management.text import width_of
+from helix_store.management.output import ProgressBar, width_of
 from helix_store.models import Checkpoint, Message, Session
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.commands.running import Ended, read_by_a_program, run
 from tests.commands.sample import SAMPLE_ID, write_sample
 from tests.databases import CommittedDatabase
@@ -83,7 +83,7 @@ def test_a_list_has_every_tenant_or_one(sample: CommittedDatabase) -> None:
 def test_the_json_of_a_list_has_its_keys(sample: CommittedDatabase) -> None:
     data = read_by_a_program(sessions(sample, "list", "--format", "json", "--count").out)
     assert data.keys() == {"sessions", "total", "next_cursor"}
-    assert [head.keys() for head in data["sessions"]] == [HEAD_KEYS | {"conversation"}] * 4
+    assert [head.keys() for head in data["sessions"]] == [HEAD_KEYS | {"conversation", "stuck"}] * 4
     assert (data["total"], data["next_cursor"]) == (4, None)
 
 
@@ -162,8 +162,9 @@ def test_a_list_of_more_than_a_page_is_read_in_pages(empty_db: CommittedDatabase
         store.create_session(f"session-{number}", agent_type="agent")
     with CaptureQueriesContext(connections[empty_db.alias]) as queries:
         assert len(set(listed(empty_db, "--limit", "1000"))) == 203
-    # For each page: the sessions, their keys, and the adapters that have rows of them.
-    assert len(queries) == 6
+    # For each page: the sessions, their keys, and the adapters that have rows of them; their keys and
+    # conditions.
+    assert len(queries) == 10
     ended = sessions(empty_db, "list", "--limit", "1000")
     assert len(ended.lines) == 204
     assert ended.lines[0].split()[0] == "session"
@@ -258,7 +259,7 @@ def test_stored_text_moves_no_cursor(empty_db: CommittedDatabase) -> None:
         assert not set(ended.out) & set("\x1b\x9b\u202e\r\b")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["list", "--limit", "0"],
@@ -283,6 +284,7 @@ def test_stored_text_moves_no_cursor(empty_db: CommittedDatabase) -> None:
         [],
     ],
     ids=" ".join,
+    shared=True,
 )
 def test_wrong_usage_says_so(arguments: list[str], sample: CommittedDatabase) -> None:
     ended = sessions(sample, *arguments)
@@ -349,6 +351,7 @@ def test_the_json_of_a_page_has_its_keys(sample: CommittedDatabase) -> None:
     assert data.keys() == {
         "tenant",
         "session_id",
+        "stuck",
         "state",
         "interrupt",
         "runs",
@@ -357,8 +360,11 @@ def test_the_json_of_a_page_has_its_keys(sample: CommittedDatabase) -> None:
         "checkpoints",
         "usage",
         "budgets",
+        "decisions",
+        "open_effects",
         "messages",
         "conversations",
+        "unread_rows",
         "problems",
     }
     assert data["state"]["custom_state"] == {"step": 3, "flights": ["JL 5"] * 1}

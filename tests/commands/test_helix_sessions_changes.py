@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from helix_store.management.text import width_of
+from helix_store.management.output import width_of
 from helix_store.stores import DatabaseUsageStore
+from tests.cells import for_each
 from tests.commands.running import read_by_a_program
 from tests.commands.sample import SAMPLE_ID
 from tests.commands.test_helix_sessions import listed, sample, sessions, store_of
@@ -55,7 +56,9 @@ def test_a_status_is_set_only_from_an_expected_one(sample: CommittedDatabase) ->
 def test_an_interrupt_reaches_the_run(sample: CommittedDatabase) -> None:
     arguments = ["interrupt", SAMPLE_ID, "--tenant", sample.tenant, "--format", "json"]
     data = read_by_a_program(sessions(sample, *arguments, "--reason", "cost").out)
-    assert data.keys() == {"tenant", "session_id", "kind", "reason", "run_id", "requested_at"}
+    assert data.keys() == {
+        *("tenant", "session_id", "kind", "reason", "run_id", "requested_at", "has_worker")
+    }
     assert (data["kind"], data["reason"], data["run_id"]) == ("interrupt", "cost", "run-1")
     assert sessions(sample, *arguments, "--abort", "--run", "run-1").data["kind"] == "abort"
     request = store_of(sample).check_interrupt(SAMPLE_ID, run_id="run-1")
@@ -75,7 +78,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize(("typed", "code"), [(["no\n"], 1), (["y\n"], 1), (["\n"], 1), ([], 2)])
+@for_each(("typed", "code"), [(["no\n"], 1), (["y\n"], 1), (["\n"], 1), ([], 2)])
 def test_nothing_is_deleted_without_a_yes(
     typed: list[str], code: int, sample: CommittedDatabase, answers: list[str]
 ) -> None:

@@ -15,9 +15,10 @@ import pytest
 from django.core.management import CommandError
 from django.db import connections
 
-from helix_store.management.text import width_of
+from helix_store.management.output import width_of
 from helix_store.models import Stream, StreamChunk
-from helix_store.streams.listing import list_streams
+from helix_store.streams.database import list_streams
+from tests.cells import for_each
 from tests.commands.streams import run, write
 from tests.databases import CommittedDatabase
 
@@ -212,7 +213,7 @@ def test_a_signal_stops_pruning_after_the_current_stream(
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [["--older-than", "soon"], ["--keep-chunks", "-1"], ["--keep-chunks", str(2**70)], ["--tenant", "a\nb"]],
     ids=" ".join,

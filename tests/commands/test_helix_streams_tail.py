@@ -18,8 +18,9 @@ from django.db import connections
 from django.test import override_settings
 
 from helix_store.exceptions import StreamNotFound
-from helix_store.management.text import width_of
+from helix_store.management.output import width_of
 from helix_store.stores import DatabaseStreamManager
+from tests.cells import for_each
 from tests.commands.streams import run, write
 from tests.databases import CommittedDatabase
 from tests.processes import PROCESSES, WorkerProcess
@@ -145,10 +146,11 @@ def test_lines_fit_the_terminal_and_control_nothing(
     assert line["chunk"]["text"].startswith("\x9b2J \ud800 xxx")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [["--from", "-1"], ["--from", "x"], ["--from", str(2**63)], ["--tenant", "a\nb"]],
     ids=" ".join,
+    shared=True,
 )
 def test_a_wrong_argument_is_refused(streams: str, arguments: list[str]) -> None:
     with pytest.raises(CommandError):

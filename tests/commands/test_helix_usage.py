@@ -18,12 +18,13 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import override_settings
 
-from helix_store.core.serialization import exact_cost
+from helix_store.core.payloads import exact_cost
 from helix_store.core.usage import rounded_cost
-from helix_store.management.text import width_of
+from helix_store.management.output import width_of
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import NOON, custom, tokens, tool
-from helix_store.usage.reports import usage_report
+from helix_store.usage.store import usage_report
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 DAY: Final = 24 * 60 * 60 * 1_000
@@ -95,8 +96,8 @@ def test_days_without_usage_are_left_out(empty_db: CommittedDatabase) -> None:
     assert days == ["day", "1970-01-01", "2026-03-15", "2026-04-16", "total"]
 
 
-@pytest.mark.parametrize("columns", [80, 100, 160])
-@pytest.mark.parametrize("by", GROUPINGS)
+@for_each("columns", [80, 100, 160])
+@for_each("by", GROUPINGS)
 def test_no_line_is_wider_than_the_terminal(
     filled: str, monkeypatch: pytest.MonkeyPatch, by: str, columns: int
 ) -> None:
@@ -138,7 +139,7 @@ def test_tenants_are_named_where_groups_belong_to_them(filled: str) -> None:
     assert json.loads(run(filled, "--tenant", "other", "--format", "json"))["total"]["entry_count"] == 1
 
 
-@pytest.mark.parametrize("by", GROUPINGS)
+@for_each("by", GROUPINGS, shared=True)
 def test_json_and_csv_are_exact(filled: str, by: str) -> None:
     report = usage_report(by=by, using=filled)
     data = json.loads(run(filled, "--by", by.replace("_", "-"), "--zone", "UTC", "--format", "json"))
@@ -225,7 +226,7 @@ def test_filters_and_a_limit(filled: str) -> None:
     assert run(filled, "--agent-type", "nobody", "--csv").count("\n") == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["--zone", "Mars/Olympus"],
@@ -235,6 +236,7 @@ def test_filters_and_a_limit(filled: str) -> None:
         ["--model", ""],
     ],
     ids=" ".join,
+    shared=True,
 )
 def test_wrong_usage_is_exit_code_two(filled: str, arguments: list[str]) -> None:
     with pytest.raises(CommandError) as caught:
@@ -242,7 +244,7 @@ def test_wrong_usage_is_exit_code_two(filled: str, arguments: list[str]) -> None
     assert caught.value.returncode == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["--by", "kind"],
@@ -286,7 +288,7 @@ def test_what_takes_longer_than_a_second_is_told(filled: str) -> None:
     assert quick.getvalue() == ""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("cost", "rounded", "exact"),
     [
         ("0", "0.00", "0"),

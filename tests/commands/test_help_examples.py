@@ -10,21 +10,17 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
-from django.core.management import (
-    CommandParser,
-    ManagementUtility,
-    call_command,
-    get_commands,
-    load_command_class,
-)
+from django.core.management import CommandParser, call_command, get_commands, load_command_class
 from psycopg.conninfo import make_conninfo
 
 from helix_store import DatabaseStateStore
+from tests.cells import for_each
+from tests.commands.running import command_line, run
 from tests.commands.sample import write_sample
 from tests.databases import CommittedDatabase
 from tests.transfer.sources.origins import ObskuTables, server_address
@@ -65,7 +61,7 @@ PARSERS: Final = {
 EXAMPLES: Final = [line for parser in PARSERS.values() for line in EXAMPLE.findall(parser.epilog or "")]
 
 
-@pytest.mark.parametrize("title", PARSERS)
+@for_each("title", PARSERS)
 def test_every_command_has_an_example_of_itself(title: str) -> None:
     examples = EXAMPLE.findall(PARSERS[title].epilog or "")
     assert examples, f"{title} needs an epilog: example: manage.py {title} …"
@@ -113,9 +109,13 @@ def test_an_example_runs(
     elif "POST_ID" in line:
         post = DatabaseStateStore(sample.alias).post_message("trip-1", {"role": "user", "content": "Hello"})
         line = line.replace("POST_ID", post.post_id)
-    code, out, err = _manage(shlex.split(line), sample.alias)
-    assert code in ((0, 1) if name in MAY_FIND_PROBLEMS else (0,)), err
-    assert out or output_file or Path(EXPORTED).exists(), err
+    elif " settle " in line:
+        # Its worker dies in it.
+        DatabaseStateStore(sample.alias).session("trip-1").effect("call-2").__enter__()
+    ended = command_line(*shlex.split(line)[1:], "--database", sample.alias)
+    assert ended.code in ((0, 1) if name in MAY_FIND_PROBLEMS else (0,)), ended.err
+    assert ended.out or output_file or Path(EXPORTED).exists(), ended.err
+    out = ended.out
     for reader in readers:
         out = _read(shlex.split(reader), out)
 
@@ -123,19 +123,7 @@ def test_an_example_runs(
 def _export(sample: CommittedDatabase) -> None:
     """An import never overwrites, so the sample that was exported goes."""
     call_command("helix_export", "--database", sample.alias, "--output", EXPORTED, stdout=io.StringIO())
-    run_line = ["manage.py", "helix_sessions", "delete", "trip-1", "--no-input"]
-    assert _manage(run_line, sample.alias)[0] == 0
-
-
-def _manage(arguments: list[str], alias: str) -> tuple[int, str, str]:
-    """The command line in this process: exit code, stdout, stderr."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            ManagementUtility([*arguments, "--database", alias]).execute()
-        except SystemExit as exc:
-            code = exc.code if isinstance(exc.code, int) else 1
-    return code, out.getvalue(), err.getvalue()
+    assert run(sample.alias, "helix_sessions", "delete", "trip-1", "--no-input").code == 0
 
 
 def _read(program: list[str], text: str) -> str:

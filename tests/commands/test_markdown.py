@@ -6,9 +6,11 @@ import pytest
 
 from helix_store.contrib.openai_agents import DjangoSession
 from helix_store.core.transcript import Part
+from helix_store.engine import expressions as paging
 from helix_store.items import ItemLog
-from helix_store.models import Item
-from helix_store.reports import markdown
+from helix_store.models import Item, Message
+from helix_store.reports import conversations as markdown
+from helix_store.reports.payloads import moment
 from helix_store.stores import DatabaseStateStore
 from tests.commands.running import run
 from tests.databases import CommittedDatabase
@@ -34,13 +36,16 @@ def test_the_messages_of_the_store_with_calls_and_results(committed_db: Committe
             {"role": "tool", "tool_call_id": "c", "name": "find", "content": "10:03\n```\n11:00"},
         ],
     )
+    stored = Message.objects.using(committed_db.alias).filter(session__tenant=committed_db.tenant)
+    # One call stores all messages at one moment.
+    (at,) = {moment(each) for each in stored.values_list("created_at", flat=True)}
     assert shown(committed_db, "trip") == (
-        "# A trip # to Kyoto\n\n"
+        "# A trip \\# to Kyoto\n\n"
         "- Session: trip\n- Agent type: planner\n- User: ada\n\n"
-        "### 1. user\n\nTo *Kyoto*,\nplease.\n\n"
-        "### 2. assistant\n\n> Hm.\n> A train?\n\n"
-        '**Call of `find`**\n\n```\n{"to": "Kyoto"}\n```\n\n'
-        "### 3. tool\n\n**Result of `find`**\n\n````\n10:03\n```\n11:00\n````\n\n"
+        f"### 1. user · {at}\n\n```\nTo *Kyoto*,\nplease.\n```\n\n"
+        f"### 2. assistant · {at}\n\n**Thinking**\n\n```\nHm.\nA train?\n```\n\n"
+        '**Call of `find`** (`c`)\n\n```\n{"to": "Kyoto"}\n```\n\n'
+        f"### 3. tool · {at}\n\n**Result of `find`** (`c`)\n\n````\n10:03\n```\n11:00\n````\n\n"
     )
 
 
@@ -60,7 +65,7 @@ async def test_each_thread_of_an_adapter_has_a_heading(committed_db: CommittedDa
 def test_a_long_conversation_is_printed_once_and_whole(
     committed_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(markdown, "_AT_ONCE", 2)
+    monkeypatch.setattr(paging, "_CHARACTERS", 1)
     log = ItemLog("long", "main", using=committed_db.alias, tenant=committed_db.tenant)
     log.append([{"role": "user", "content": f"message {number}"} for number in range(5)])
     damaged = Item.objects.using(committed_db.alias).filter(session__tenant=committed_db.tenant)
@@ -98,4 +103,4 @@ def test_characters_that_a_terminal_obeys_are_escaped(committed_db: CommittedDat
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
     store.create_session("s", agent_type="a")
     store.append_messages("s", [{"role": "user", "content": "a\tb\x1b[31m"}])
-    assert "a\tb\\x1b[31m" in shown(committed_db, "s")
+    assert "a\tb\\u001b[31m" in shown(committed_db, "s")

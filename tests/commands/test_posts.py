@@ -122,10 +122,10 @@ def test_sessions_whose_posts_nobody_picks_up_are_announced(
     store.create_session("quiet", agent_type="travel")
     store.post_message("journey", {"role": "user", "content": TEXT}, author="ada")
     posted.clear()
-    assert command(store, "wake").data == {"announced": 1}
+    assert command(store, "wake").data == {"announced": 1, "ready": 0}
     assert posted == [("journey", "ada")]
     store.receive_posts("journey")
-    assert command(store, "wake").data == {"announced": 0}
+    assert command(store, "wake").data == {"announced": 0, "ready": 0}
     assert posted == [("journey", "ada")]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from helix_store.management.text import width_of
+from helix_store.management.output import width_of
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.commands.running import Ended, run
 from tests.databases import CommittedDatabase
 
@@ -29,7 +30,7 @@ def sessions(store: DatabaseStateStore, *arguments: str) -> Ended:
     return run(store.alias, "helix_sessions", *arguments)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["helix_sessions", "show", "019aaf3c-1"],
@@ -47,6 +48,7 @@ def sessions(store: DatabaseStateStore, *arguments: str) -> Ended:
         ["helix_sessions", "list", "--root", "019aaf3c-1"],
     ],
     ids=" ".join,
+    shared=True,
 )
 def test_a_command_takes_the_start_of_an_id(store: DatabaseStateStore, arguments: list[str]) -> None:
     ended = run(store.alias, *arguments, "--tenant", store.tenant, "--format", "json")
@@ -74,7 +76,7 @@ def test_an_id_comes_before_the_ids_that_it_begins(store: DatabaseStateStore) ->
     assert sessions(store, "show", "trip-1", "--format", "json").data["session_id"] == "trip-1"
 
 
-@pytest.mark.parametrize("text", ["019", "019AAF3C-1", "019aaf3c-1_02", "%", "019aaf3c-3"])
+@for_each("text", ["019", "019AAF3C-1", "019aaf3c-1_02", "%", "019aaf3c-3"], shared=True)
 def test_what_no_id_begins_with_is_not_found(store: DatabaseStateStore, text: str) -> None:
     ended = sessions(store, "show", text)
     assert (ended.code, ended.out) == (1, "")

@@ -10,8 +10,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from inspect import signature
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
@@ -33,9 +34,10 @@ from helix_store.stores import (
 )
 from helix_store.testing.state_store.samples import contents
 from helix_store.testing.state_store.versions import GUARDED, session_for
+from tests.cells import Cells
 from tests.database.separate import separate_connection
-from tests.databases import CommittedDatabase
-from tests.processes import Outcome, WorkerProcess
+from tests.databases import CommittedDatabase, fresh_tenant
+from tests.processes import PROCESSES, WorkerProcess
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -74,16 +76,25 @@ def acquired(locks: DatabaseLockManager) -> Lock:
     return lock
 
 
-def write_as_the_holder(alias: str, tenant: str, write: str, moment: str) -> bool:
-    """Make a guarded write that stands still at a moment; whether the lock was trusted when it went on."""
-    lock = acquired(DatabaseLockManager(alias, tenant=tenant))
-    if moment == BEFORE_THE_WRITE:
-        stand_still()
-    # A fast path has no moments within, and the portable form behind it would stop once more.
-    has_moments = override_settings(HELIX_STORE={"FAST_PATHS": moment == BEFORE_THE_WRITE})
-    with has_moments, connections[alias].execute_wrapper(StandingStillAt(moment)):
-        GUARDED[write](DatabaseStateStore(alias, tenant=tenant), lock.fencing_token)
-    return lock.is_trusted()
+def write_as_the_holder(alias: str, moment: str, orders: Connection) -> None:
+    """Make guarded writes that stand still at a moment, as they are ordered.
+
+    The answer is the error, or whether the lock was trusted when the write went on.
+    """
+    while order := orders.recv():
+        tenant, write = order
+        lock = acquired(DatabaseLockManager(alias, tenant=tenant))
+        if moment == BEFORE_THE_WRITE:
+            stand_still()
+        # A fast path has no moments within, and the portable form behind it would stop once more.
+        has_moments = override_settings(HELIX_STORE={"FAST_PATHS": moment == BEFORE_THE_WRITE})
+        try:
+            with has_moments, connections[alias].execute_wrapper(StandingStillAt(moment)):
+                GUARDED[write](DatabaseStateStore(alias, tenant=tenant), lock.fencing_token)
+        except FencedOutError as exc:
+            orders.send(exc)
+        else:
+            orders.send(lock.is_trusted())
 
 
 def stand_still_with_a_keep_alive(alias: str, tenant: str) -> tuple[bool, bool]:
@@ -104,14 +115,27 @@ def stand_still_with_a_keep_alive(alias: str, tenant: str) -> tuple[bool, bool]:
 
 
 class Holder:
-    """The worker process, standing still with an expired term."""
+    """The worker process in one of its writes, standing still with an expired term."""
 
-    def __init__(self, worker: WorkerProcess) -> None:
+    def __init__(self, worker: WorkerProcess, orders: Connection, write: str, tenant: str) -> None:
+        self.write = write
+        self.tenant = tenant
         self._worker = worker
+        self._orders = orders
+        self._answers: list[Any] = []
+        orders.send((tenant, write))
 
-    def goes_on(self) -> Outcome:
-        os.kill(self._worker.pid, signal.SIGCONT)
-        return self._worker.outcome()
+    def goes_on(self) -> Any:
+        """The answer: see `write_as_the_holder`."""
+        if not self._answers:
+            go_on(self._worker)
+            assert self._orders.poll(30)
+            self._answers.append(self._orders.recv())
+        return self._answers[0]
+
+
+def go_on(worker: WorkerProcess) -> None:
+    os.kill(worker.pid, signal.SIGCONT)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -121,33 +145,48 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-@contextmanager
-def holder_standing_still(
-    locks: DatabaseLockManager, function: Callable[..., Any], *arguments: Any
-) -> Iterator[Holder]:
-    worker = WorkerProcess(function, *arguments)
+def until_its_term_is_over(worker: WorkerProcess, locks: DatabaseLockManager) -> None:
+    """Wait until the worker stands still, and does not hold its lock any longer."""
+    process = psutil.Process(worker.pid)
+    until(lambda: process.status() == psutil.STATUS_STOPPED or not worker.is_alive)
+    until(lambda: not locks.is_locked("session"))
+
+
+@dataclass(frozen=True)
+class Race:
+    """One guarded write: the holder, the store and the successor's locks."""
+
+    holder: Holder
+    store: DatabaseStateStore
+    locks: DatabaseLockManager
+
+
+def each_write(database: CommittedDatabase, successor: str, moment: str) -> Iterator[Race]:
+    """Each guarded write of one process, in a tenant of its own, while it stands still."""
+    orders, of_worker = PROCESSES.Pipe()
+    worker = WorkerProcess(write_as_the_holder, database.alias, moment, of_worker)
     try:
-        process = psutil.Process(worker.pid)
-        until(lambda: process.status() == psutil.STATUS_STOPPED or not worker.is_alive)
-        until(lambda: not locks.is_locked("session"))
-        yield Holder(worker)
+        for write in GUARDED:
+            tenant = fresh_tenant()
+            store = DatabaseStateStore(database.alias, tenant=tenant)
+            locks = DatabaseLockManager(successor, tenant=tenant, default_ttl_ms=60_000)
+            session_for(store, write)
+            holder = Holder(worker, orders, write, tenant)
+            until_its_term_is_over(worker, locks)
+            yield Race(holder, store, locks)
+            holder.goes_on()
     finally:
         worker.kill()
 
 
 @pytest.fixture
-def store(committed_db: CommittedDatabase) -> DatabaseStateStore:
-    return DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
-
-
-@pytest.fixture
-def locks(committed_db: CommittedDatabase) -> Iterator[DatabaseLockManager]:
-    """The successor's locks; where SQLite would wait for the one write transaction, it gives up at once."""
+def successor(committed_db: CommittedDatabase) -> Iterator[str]:
+    """The successor's connection. Where SQLite would wait for the one write transaction, it gives up."""
     settings = committed_db.connection.settings_dict
     if committed_db.vendor == "sqlite":
         settings = {**settings, "OPTIONS": {**settings["OPTIONS"], "timeout": 0}}
     with separate_connection(**settings) as connection:
-        yield DatabaseLockManager(connection.alias, tenant=committed_db.tenant, default_ttl_ms=60_000)
+        yield connection.alias
 
 
 def taken_over(locks: DatabaseLockManager) -> Lock:
@@ -171,68 +210,69 @@ def test_every_call_that_takes_a_token_is_in_the_matrix() -> None:
     assert sorted(GUARDED) == sorted(guarded)
 
 
-@pytest.mark.parametrize("write", GUARDED)
 def test_a_write_that_begins_after_the_takeover_is_fenced_out(
-    committed_db: CommittedDatabase, store: DatabaseStateStore, locks: DatabaseLockManager, write: str
+    committed_db: CommittedDatabase, successor: str
 ) -> None:
-    session_for(store, write)
-    arguments = (committed_db.alias, committed_db.tenant, write, BEFORE_THE_WRITE)
-    with holder_standing_still(locks, write_as_the_holder, *arguments) as holder:
-        successor = taken_over(locks)
-        store.append_messages("session", [{"role": "user"}], fencing_token=successor.fencing_token)
-        before = contents(store, "session")
-        error = holder.goes_on().error
-    assert isinstance(error, FencedOutError)
-    assert (error.token, error.current_token) == (1, 2)
-    assert contents(store, "session") == before
+    with Cells() as cells:
+        for race in each_write(committed_db, successor, BEFORE_THE_WRITE):
+            with cells.check(race.holder.write):
+                token = taken_over(race.locks).fencing_token
+                race.store.append_messages("session", [{"role": "user"}], fencing_token=token)
+                before = contents(race.store, "session")
+                error = race.holder.goes_on()
+                assert isinstance(error, FencedOutError)
+                assert (error.token, error.current_token) == (1, 2)
+                assert contents(race.store, "session") == before
 
 
-@pytest.mark.parametrize("write", GUARDED)
 def test_a_write_that_is_overtaken_before_its_fence_is_fenced_out(
-    committed_db: CommittedDatabase, store: DatabaseStateStore, locks: DatabaseLockManager, write: str
+    committed_db: CommittedDatabase, successor: str
 ) -> None:
-    session_for(store, write)
-    before = contents(store, "session")
-    arguments = (committed_db.alias, committed_db.tenant, write, BEFORE_THE_FENCE)
-    with holder_standing_still(locks, write_as_the_holder, *arguments) as holder:
-        if committed_db.vendor == "sqlite":
-            # The write transaction keeps every other writer out from its start, so nothing can overtake it.
-            assert_no_takeover(committed_db, locks)
-            assert holder.goes_on().unwrap() is False
-            assert contents(store, "session") != before
-            taken_over(locks)
-            return
-        taken_over(locks)
-        error = holder.goes_on().error
-    assert isinstance(error, FencedOutError)
-    assert contents(store, "session") == before
+    with Cells() as cells:
+        for race in each_write(committed_db, successor, BEFORE_THE_FENCE):
+            with cells.check(race.holder.write):
+                before = contents(race.store, "session")
+                if committed_db.vendor == "sqlite":
+                    # The write transaction keeps every other writer out from its start.
+                    assert_no_takeover(committed_db, race.locks)
+                    assert race.holder.goes_on() is False
+                    assert contents(race.store, "session") != before
+                    taken_over(race.locks)
+                else:
+                    taken_over(race.locks)
+                    assert isinstance(race.holder.goes_on(), FencedOutError)
+                    assert contents(race.store, "session") == before
 
 
-@pytest.mark.parametrize("write", GUARDED)
 def test_a_write_that_has_passed_its_fence_holds_the_takeover_off_until_it_is_through(
-    committed_db: CommittedDatabase, store: DatabaseStateStore, locks: DatabaseLockManager, write: str
+    committed_db: CommittedDatabase, successor: str
 ) -> None:
-    session_for(store, write)
-    before = contents(store, "session")
-    arguments = (committed_db.alias, committed_db.tenant, write, AFTER_THE_FENCE)
-    with holder_standing_still(locks, write_as_the_holder, *arguments) as holder:
-        assert_no_takeover(committed_db, locks)
-        assert contents(store, "session") == before
-        assert holder.goes_on().unwrap() is False
-    after = contents(store, "session")
-    assert after != before
-    taken_over(locks)
-    with pytest.raises(FencedOutError):
-        GUARDED[write](store, 1)
-    assert contents(store, "session") == after
+    with Cells() as cells:
+        for race in each_write(committed_db, successor, AFTER_THE_FENCE):
+            with cells.check(race.holder.write):
+                before = contents(race.store, "session")
+                assert_no_takeover(committed_db, race.locks)
+                assert contents(race.store, "session") == before
+                assert race.holder.goes_on() is False
+                after = contents(race.store, "session")
+                assert after != before
+                taken_over(race.locks)
+                with pytest.raises(FencedOutError):
+                    GUARDED[race.holder.write](race.store, 1)
+                assert contents(race.store, "session") == after
 
 
 def test_a_holder_that_stood_still_distrusts_its_lock_and_its_keep_alive_finds_it_lost(
-    committed_db: CommittedDatabase, locks: DatabaseLockManager
+    committed_db: CommittedDatabase, successor: str
 ) -> None:
-    arguments = (committed_db.alias, committed_db.tenant)
-    with holder_standing_still(locks, stand_still_with_a_keep_alive, *arguments) as holder:
+    locks = DatabaseLockManager(successor, tenant=committed_db.tenant, default_ttl_ms=60_000)
+    worker = WorkerProcess(stand_still_with_a_keep_alive, committed_db.alias, committed_db.tenant)
+    try:
+        until_its_term_is_over(worker, locks)
         taken_over(locks)
-        assert holder.goes_on().unwrap() == (False, False)
+        go_on(worker)
+        assert worker.outcome().unwrap() == (False, False)
+    finally:
+        worker.kill()
     (info,) = locks.get_active_locks()
     assert info.fencing_token == 2

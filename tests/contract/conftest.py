@@ -1,4 +1,4 @@
-"""The contract suites examine their databases once a module, and keep their connections between tests."""
+"""The contract suites examine their databases once a module."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ Examined = defaultdict[str, dict[str, str]]
 
 _TENANT_LENGTH: Final = len(fresh_tenant())
 """The tests of a suite add names of their own to the tenant."""
-
-
-@pytest.fixture(scope="session")
-def keeps_connections() -> bool:
-    return True
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from helix_store.exceptions import (
     SessionExists,
     SessionNotFound,
 )
-from helix_store.stores.memory import InMemoryStateStore
+from helix_store.stores.store import InMemoryStateStore
 from helix_store.testing import state_store as parts
 from helix_store.testing.state_store.samples import loaded
 

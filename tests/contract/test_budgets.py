@@ -10,7 +10,13 @@ from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store import InMemoryStore, MemoryWorld, Store
 from helix_store.testing import BudgetContract
+from helix_store.testing.budgets import (
+    BudgetArgumentContract,
+    BudgetSpendingContract,
+    BudgetTurnContract,
+)
 from tests.databases import CommittedDatabase
+from tests.selection import Variant
 
 
 class OnADatabase(BudgetContract):
@@ -27,6 +33,9 @@ class OnADatabase(BudgetContract):
 
 
 class TestDatabaseBudgetStore(OnADatabase):
+    # They are above the back end.
+    same_on_each_database = (BudgetArgumentContract,)
+
     @pytest.fixture(autouse=True)
     def committed_database(self, committed_db: CommittedDatabase) -> None:
         self.database = committed_db
@@ -36,6 +45,8 @@ class TestDatabaseBudgetStore(OnADatabase):
 class TestDatabaseBudgetStoreWithoutFastPaths(OnADatabase):
     """The portable forms on PostgreSQL; on SQLite every test runs them."""
 
+    variant = Variant(differs_in=(BudgetTurnContract, BudgetSpendingContract))
+
     @pytest.fixture(autouse=True)
     def no_fast_paths(self, sound_postgres: CommittedDatabase) -> Iterator[None]:
         self.database = sound_postgres
@@ -44,6 +55,8 @@ class TestDatabaseBudgetStoreWithoutFastPaths(OnADatabase):
 
 
 class TestInMemoryBudgetStore(BudgetContract):
+    only_on_databases = (BudgetArgumentContract,)
+
     @pytest.fixture(autouse=True)
     def one_world(self) -> None:
         self.world = MemoryWorld()

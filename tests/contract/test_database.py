@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from django.db import connections, transaction
@@ -12,37 +11,22 @@ from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store.core.limits import Limits
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
-from helix_store.testing import PostContract, StateStoreContract
+from helix_store.testing import EffectContract, PostContract, StateStoreContract
 from helix_store.testing.state_store import (
-    ApprovalContract,
     ArgumentContract,
     AsyncTwinContract,
-    BranchingContract,
     CheckpointContract,
-    CustomStateContract,
-    ErrorContract,
     FencingContract,
     IdentifierContract,
-    InterruptContract,
-    MessageContract,
     OperationContract,
-    RestoringContract,
-    RunContract,
-    SavingContract,
-    SessionContract,
     SignatureContract,
-    StagingContract,
-    StatusContract,
     StepContract,
-    SubSessionContract,
-    SuspensionContract,
-    ToolCallContract,
     UsedApprovalContract,
     VersionContract,
 )
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
-from tests.selection import Variant
+from tests.selection import Variant, refuses_a_write
 
 
 class DatabaseContract(PostContract, StateStoreContract):
@@ -64,7 +48,7 @@ class DatabaseContract(PostContract, StateStoreContract):
         connections.close_all()
 
 
-class TestDatabaseStateStore(DatabaseContract):
+class TestDatabaseStateStore(EffectContract, DatabaseContract):
     # They are above the back end.
     same_on_each_database = (ArgumentContract, AsyncTwinContract, IdentifierContract, SignatureContract)
 
@@ -78,32 +62,10 @@ class TestDatabaseStateStore(DatabaseContract):
 class TestDatabaseStateStoreInACallersTransaction(DatabaseContract):
     """The same answers, and after every refusal a transaction that the caller can go on with."""
 
+    # Other threads cannot see what the caller's transaction has not committed.
     variant = Variant(
-        differs_in=(
-            ApprovalContract,
-            BranchingContract,
-            CustomStateContract,
-            ErrorContract,
-            FencingContract,
-            InterruptContract,
-            MessageContract,
-            OperationContract,
-            PostContract,
-            RestoringContract,
-            RunContract,
-            SavingContract,
-            SessionContract,
-            StagingContract,
-            StatusContract,
-            StepContract,
-            SubSessionContract,
-            SuspensionContract,
-            ToolCallContract,
-            UsedApprovalContract,
-            VersionContract,
-        )
+        differs_in=(StepContract, VersionContract), differs_where=refuses_a_write, never="at_once"
     )
-    same_on_each_database = variant.differs_in
 
     @pytest.fixture(autouse=True)
     def callers_transaction(self, committed_db: CommittedDatabase) -> Iterator[None]:
@@ -113,30 +75,22 @@ class TestDatabaseStateStoreInACallersTransaction(DatabaseContract):
             assert broken_invariants(self.database) == []
             transaction.set_rollback(True, using=self.database.alias)
 
-    def at_once(self, *calls: Any) -> Any:
-        pytest.skip("other threads cannot see what the caller's transaction has not committed")
-
 
 @pytest.mark.thorough
-class TestDatabaseStateStoreWithoutFastPaths(DatabaseContract):
+class TestDatabaseStateStoreWithoutFastPaths(EffectContract, DatabaseContract):
     """The portable forms on PostgreSQL; on SQLite every test runs them."""
 
     variant = Variant(
         differs_in=(
-            ApprovalContract,
             CheckpointContract,
+            EffectContract,
             FencingContract,
-            MessageContract,
             OperationContract,
-            RunContract,
-            SavingContract,
-            SessionContract,
-            StagingContract,
-            StatusContract,
             StepContract,
             UsedApprovalContract,
             VersionContract,
-        )
+        ),
+        differs_where=lambda names: "at_once" in names or refuses_a_write(names),
     )
 
     @pytest.fixture(autouse=True)

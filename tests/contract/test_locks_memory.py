@@ -6,11 +6,15 @@ import pytest
 
 from helix_store.stores import InMemoryLockManager, InMemoryStateStore, MemoryWorld
 from helix_store.testing import LockManagerContract
+from helix_store.testing.locks import AsyncLockContract, LockArgumentContract
 
 pytestmark = pytest.mark.usefixtures("machine")
 
 
 class TestInMemoryLockManager(LockManagerContract):
+    # They are above the back end.
+    only_on_databases = (AsyncLockContract, LockArgumentContract)
+
     @pytest.fixture(autouse=True)
     def one_world(self) -> None:
         self.world = MemoryWorld()

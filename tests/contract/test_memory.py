@@ -6,13 +6,17 @@ import pytest
 
 from helix_store.core.limits import Limits
 from helix_store.engine.memory import MemoryWorld
-from helix_store.locks.manager import InMemoryLockManager
-from helix_store.stores.memory import InMemoryStateStore
-from helix_store.testing import PostContract, StateStoreContract
+from helix_store.locks import InMemoryLockManager
+from helix_store.stores.store import InMemoryStateStore
+from helix_store.testing import EffectContract, PostContract, StateStoreContract
+from helix_store.testing.state_store import ArgumentContract, AsyncTwinContract, IdentifierContract
 from helix_store.testing.state_store.samples import full_session
 
 
-class TestInMemoryStateStore(PostContract, StateStoreContract):
+class TestInMemoryStateStore(EffectContract, PostContract, StateStoreContract):
+    # They are above the back end.
+    only_on_databases = (ArgumentContract, AsyncTwinContract, IdentifierContract)
+
     @pytest.fixture(autouse=True)
     def one_world(self) -> None:
         self.world = MemoryWorld()

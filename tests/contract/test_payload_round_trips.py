@@ -12,7 +12,7 @@ from helix_store.core.limits import Limits
 from helix_store.core.types import StagedChanges, SubSessionRef
 from helix_store.exceptions import HelixStoreError
 from helix_store.stores import DatabaseStateStore
-from helix_store.stores.memory import InMemoryStateStore
+from helix_store.stores.store import InMemoryStateStore
 from helix_store.testing.state_store.payloads import ENTRANCES
 from helix_store.testing.state_store.samples import (
     commit_step,
@@ -20,6 +20,7 @@ from helix_store.testing.state_store.samples import (
     full_session,
     loaded,
 )
+from tests.cells import for_each
 from tests.strategies import HOSTILE_DOCUMENTS, REFUSED_DOCUMENTS, exact_form, json_objects, messages
 
 # Every example makes a session of its own, so that the examples may share the store.
@@ -109,14 +110,14 @@ HOSTILE = [document for document in HOSTILE_DOCUMENTS if exact_form(document).co
 """All but the deepest, which fits only where nothing is around it."""
 
 
-@pytest.mark.parametrize("document", HOSTILE_DOCUMENTS, ids=range(len(HOSTILE_DOCUMENTS)))
+@for_each("document", HOSTILE_DOCUMENTS)
 def test_a_hostile_document_comes_back_exactly_as_custom_state(
     store: StateStore, document: dict[str, Any]
 ) -> None:
     check_custom_state(store, document)
 
 
-@pytest.mark.parametrize("document", HOSTILE, ids=range(len(HOSTILE)))
+@for_each("document", HOSTILE)
 def test_a_hostile_document_comes_back_exactly_from_everywhere_else(
     store: StateStore, document: dict[str, Any]
 ) -> None:
@@ -128,17 +129,17 @@ def test_a_hostile_document_comes_back_exactly_from_everywhere_else(
 
 # Some documents stand for endless text: the smaller the limit, the sooner that is known.
 @pytest.mark.parametrize("limits", [Limits(max_state_bytes=50_000, max_staged_bytes=50_000)], ids=["small"])
-@pytest.mark.parametrize(
-    ("document", "error"), REFUSED_DOCUMENTS, ids=[f"refused {i}" for i in range(len(REFUSED_DOCUMENTS))]
-)
-def test_a_refused_document_is_stored_nowhere(
-    store: StateStore, document: dict[Any, Any], error: type[HelixStoreError]
-) -> None:
+def test_a_refused_document_is_stored_nowhere(store: StateStore) -> None:
     full_session(store, "session")
     before = contents(store, "session")
-    for enter in ENTRANCES.values():
+
+    @for_each("document, error", REFUSED_DOCUMENTS)
+    @for_each("entrance", ENTRANCES)
+    def enter(document: dict[Any, Any], error: type[HelixStoreError], entrance: str) -> None:
         with pytest.raises(error):
-            enter(store, document)
+            ENTRANCES[entrance](store, document)
+
+    enter()
     assert contents(store, "session") == before
     assert not store.session_exists("new")
 
@@ -147,30 +148,12 @@ def test_a_refused_document_is_stored_nowhere(
 
 
 @by_property
-@given(document=json_objects())
-def test_any_document_comes_back_exactly_as_custom_state(store: StateStore, document: dict[str, Any]) -> None:
+@given(document=json_objects(), message=messages())
+def test_any_document_comes_back_exactly(
+    store: StateStore, document: dict[str, Any], message: dict[str, Any]
+) -> None:
     check_custom_state(store, document)
-
-
-@by_property
-@given(message=messages())
-def test_any_message_comes_back_exactly(store: StateStore, message: dict[str, Any]) -> None:
     check_messages(store, message)
-
-
-@by_property
-@given(document=json_objects())
-def test_any_staged_change_comes_back_exactly(store: StateStore, document: dict[str, Any]) -> None:
     check_staged_changes(store, document)
-
-
-@by_property
-@given(document=json_objects())
-def test_any_error_of_a_run_comes_back_exactly(store: StateStore, document: dict[str, Any]) -> None:
     check_run_error(store, document)
-
-
-@by_property
-@given(document=json_objects())
-def test_any_output_of_a_sub_session_comes_back_exactly(store: StateStore, document: dict[str, Any]) -> None:
     check_ref_output(store, document)

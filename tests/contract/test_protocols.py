@@ -21,6 +21,7 @@ from helix_store import (
 )
 from helix_store.core.contracts import REQUIRED_METHODS
 from helix_store.core.manager_contracts import ChunkReader, ChunkWriter, HeldLock, StreamManager
+from tests.cells import for_each
 
 
 def test_each_call_of_a_state_store_is_required_with_its_async_version() -> None:
@@ -33,7 +34,7 @@ def test_each_call_of_a_state_store_is_required_with_its_async_version() -> None
         assert inspect.signature(version).parameters == inspect.signature(call).parameters, name
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("protocol", "classes"),
     [
         (StateStore, [DatabaseStateStore, InMemoryStateStore]),
@@ -89,7 +90,7 @@ def test_the_database_classes_follow_the_protocols() -> None:
     ]
 
 
-@pytest.mark.parametrize("given", [{"agent": "a"}, {"agent_type": "a", "tag": "t"}], ids=str)
+@for_each("given", [{"agent": "a"}, {"agent_type": "a", "tag": "t"}])
 def test_a_list_of_sessions_takes_only_the_filters_of_the_contract(given: dict[str, str]) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         InMemoryStateStore().list_sessions(**given)  # type: ignore[arg-type]

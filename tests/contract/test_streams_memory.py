@@ -15,9 +15,13 @@ from helix_store.stores import (
     MemoryWorld,
 )
 from helix_store.testing import StreamManagerContract
+from helix_store.testing.streams import StreamArgumentContract
 
 
 class TestInMemoryStreamManager(StreamManagerContract):
+    # They are above the back end.
+    only_on_databases = (StreamArgumentContract,)
+
     @pytest.fixture(autouse=True)
     def one_world(self) -> None:
         self.world = MemoryWorld()

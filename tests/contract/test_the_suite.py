@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -15,9 +16,15 @@ from helix_store.core.contracts import (
     StateStore,
     require_state_store,
 )
+from helix_store.core.limits import Limits
+from helix_store.engine.memory import MemoryWorld
+from helix_store.exceptions import SessionNotFound
 from helix_store.stores import DatabaseStateStore
-from helix_store.stores.memory import InMemoryStateStore
+from helix_store.stores.store import InMemoryStateStore
 from helix_store.testing import StateStoreContract
+from helix_store.testing.cells import table
+from helix_store.testing.state_store import StoreTests
+from tests.cells import for_each
 from tests.contract.faulty_stores import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +37,7 @@ settings.configure(SECRET_KEY="for this test", INSTALLED_APPS=["helix_store"])
 django.setup()
 """
 OWN_STORE = """
-from helix_store.stores.memory import InMemoryStateStore
+from helix_store.stores.store import InMemoryStateStore
 from helix_store.engine.memory import MemoryWorld
 from helix_store.testing import StateStoreContract
 
@@ -90,6 +97,51 @@ def test_calls_at_once_fail_if_one_of_their_threads_does_not_start() -> None:
     assert run.stdout == ""
 
 
+class Tables(StoreTests):
+    """Tests with tables, of which some cells fail."""
+
+    def __init__(self) -> None:
+        self.world, self.tried = MemoryWorld(), [0, 0]
+
+    def make_store(self, *, tenant: str = "", limits: Limits | None = None) -> InMemoryStateStore:
+        return InMemoryStateStore(tenant=tenant, limits=limits, world=self.world)
+
+    @table("number", [1, 2, 3])
+    @table(("text", "is_empty"), [("a", False), ("", True)])
+    def test_apart(self, store: StateStore, session_id: str, number: int, text: str, is_empty: bool) -> None:
+        self.tried[0] += 1
+        store.create_session("session", agent_type="agent")
+        assert {head.session_id for head in store.list_sessions().sessions} == {"session", session_id}
+        assert (text == "") is is_empty
+        assert number != 2
+
+    @table("number", [1, 2, 3], shared=True)
+    def test_shared(self, store: StateStore, number: int) -> None:
+        self.tried[1] += 1
+        with pytest.raises(SessionNotFound):
+            store.get_messages("nobody") if number < 3 else store.list_sessions()
+
+    @table("number", [1, 2], shared=True)
+    def test_skipped(self, number: int) -> None:
+        pytest.skip("not here")
+
+
+def test_a_table_tries_every_cell_and_reports_those_that_fail() -> None:
+    tables: Any = Tables()
+    with pytest.raises(AssertionError) as caught:
+        tables.test_apart(None)
+    first, *failures = str(caught.value).splitlines()
+    assert (first, tables.tried[0]) == ("2 of 6 cells fail:", 6)
+    assert [line for line in failures if line.startswith("- ")] == [
+        line for line in failures if line.startswith(("- number=2, text='a'", "- number=2, text=''"))
+    ]
+    with pytest.raises(AssertionError, match=r"1 of 3 cells fail:\n- number=3: Failed: DID NOT RAISE"):
+        tables.test_shared(None, store=tables.make_store())
+    assert tables.tried[1] == 3
+    with pytest.raises(pytest.skip.Exception, match="not here"):
+        tables.test_skipped(None)
+
+
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Of every faulty store, the tests that failed."""
@@ -103,7 +155,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return failures
 
 
-@pytest.mark.parametrize("store", FAULTS)
+@for_each("store", FAULTS)
 def test_a_faulty_store_fails_at_the_test_that_is_about_its_fault(
     failed: dict[str, set[str]], store: str
 ) -> None:
@@ -113,12 +165,12 @@ def test_a_faulty_store_fails_at_the_test_that_is_about_its_fault(
 # --- Refusing what is no store ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store_class", [InMemoryStateStore, DatabaseStateStore])
+@for_each("store_class", [InMemoryStateStore, DatabaseStateStore])
 def test_our_stores_are_state_stores(store_class: type[StateStore]) -> None:
     require_state_store(store_class())
 
 
-@pytest.mark.parametrize("missing", REQUIRED_METHODS)
+@for_each("missing", REQUIRED_METHODS)
 def test_a_store_that_lacks_any_method_is_refused_by_name(missing: str) -> None:
     faulty = type("Faulty", (InMemoryStateStore,), {missing: "not callable"})
     with pytest.raises(TypeError, match=rf"Faulty .* {missing}\.") as caught:

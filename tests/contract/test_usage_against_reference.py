@@ -29,7 +29,16 @@ from helix_store.stores import (
 )
 from tests.databases import fresh_tenant
 
-TOKEN_FIELDS = ("prompt", "completion", "reasoning", "cached", "total")
+TOKEN_FIELDS = (
+    "prompt",
+    "completion",
+    "reasoning",
+    "cached",
+    "cache_write",
+    "audio_prompt",
+    "audio_completion",
+    "total",
+)
 START = 1_773_576_000_000
 HOUR = 60 * 60 * 1_000
 

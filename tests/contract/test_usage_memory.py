@@ -6,6 +6,7 @@ import pytest
 
 from helix_store.stores import InMemoryStateStore, InMemoryUsageStore, MemoryWorld
 from helix_store.testing import UsageStoreContract
+from helix_store.testing.usage import AsyncUsageContract, UsageArgumentContract
 from helix_store.testing.usage.base import (
     custom,
     rolled_up,
@@ -16,6 +17,9 @@ from helix_store.testing.usage.base import (
 
 
 class TestInMemoryUsageStore(UsageStoreContract):
+    # They are above the back end.
+    only_on_databases = (AsyncUsageContract, UsageArgumentContract)
+
     @pytest.fixture(autouse=True)
     def one_world(self) -> None:
         self.world = MemoryWorld()

@@ -37,6 +37,7 @@ from helix_store.core.types import (
 )
 from helix_store.exceptions import InvalidPayload
 from helix_store.testing.state_store.samples import FIELD_VALUES
+from tests.cells import for_each
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 RICHEST: dict[str, Any] = {
@@ -94,7 +95,7 @@ OBJECTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("enumeration", "values"),
     [
         (SessionStatus, "active running paused interrupted completed failed"),
@@ -121,7 +122,7 @@ def test_completed_and_failed_are_the_terminal_statuses() -> None:
     assert set(types.NON_TERMINAL_STATUSES) == {"active", "running", "paused", "interrupted"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value_object", "names"),
     [
         (
@@ -166,7 +167,7 @@ def test_the_samples_of_the_contract_suite_cover_every_field_that_a_caller_may_w
     assert {field for field, _ in FIELD_VALUES} == {field.name for field in fields(SessionState)} - owned
 
 
-@pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
+@for_each("value", OBJECTS)
 def test_a_value_object_comes_back_from_its_dict_and_from_json(value: Any) -> None:
     plain = value.to_dict()
     assert list(plain) == [field.name for field in fields(value)]
@@ -175,14 +176,14 @@ def test_a_value_object_comes_back_from_its_dict_and_from_json(value: Any) -> No
     assert repr(type(value).from_dict(json.loads(text))) == repr(value)
 
 
-@pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
+@for_each("value", OBJECTS)
 def test_a_dict_shares_nothing_with_its_value_object(value: Any) -> None:
     before = repr(value)
     _spoil(value.to_dict())
     assert repr(value) == before
 
 
-@pytest.mark.parametrize("value", OBJECTS[1:], ids=lambda value: type(value).__name__)
+@for_each("value", OBJECTS[1:])
 def test_a_result_is_frozen(value: Any) -> None:
     with pytest.raises(FrozenInstanceError):
         setattr(value, fields(value)[0].name, "changed")
@@ -194,7 +195,7 @@ def test_a_session_state_is_there_to_be_changed() -> None:
     assert state.title == "changed"
 
 
-@pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
+@for_each("value", OBJECTS)
 def test_a_dict_with_an_unknown_key_or_without_a_needed_one_is_refused(value: Any) -> None:
     plain = value.to_dict()
     with pytest.raises(InvalidPayload):

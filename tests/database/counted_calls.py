@@ -23,7 +23,7 @@ from helix_store.stores import (
     DatabaseUsageStore,
     Lock,
 )
-from helix_store.streams.writer import StreamWriter
+from helix_store.streams.manager import StreamWriter
 from helix_store.testing.usage.base import NOON, custom
 from tests.database.counted_framework_calls import FRAMEWORK_CALLS
 from tests.databases import CommittedDatabase
@@ -47,6 +47,7 @@ CLASSES: Final[dict[str, type[Any]]] = {
 
 _ASK: Final = {"tool_name": "ask"}
 _APPROVE: Final = {"tool_name": "pay", "approval_id": "approved"}
+_PERMITTED: Final = {**_APPROVE, "permission": "helix_store.change_session"}
 _MESSAGE: Final = {"role": "user", "content": "hello"}
 _CHUNK: Final = {"type": "text_delta", "delta": "word"}
 _STAGED_CHANGE: Final = {"merge_changes": {"notes": [1]}}
@@ -298,6 +299,13 @@ def _approval(faces: Faces) -> Call:
     return partial(faces.store.submit_tool_result, "s", "approved", **answer)
 
 
+def _answered_approval(faces: Faces) -> Call:
+    faces.store.add_pending_tool_calls("s", {"approved": _APPROVE})
+    return partial(
+        faces.store.submit_tool_result, "s", "approved", approved=True, approval_id="approved", actor="ann"
+    )
+
+
 def _counted_entry(faces: Faces) -> Call:
     _ = faces.budgets
     return partial(faces.usage.record_entry, custom("root", cost_usd="0.5"))
@@ -313,6 +321,52 @@ def _behind_a_post(method: str, *arguments: Any, **options: Any) -> Callable[[Fa
         return partial(getattr(faces.store, method), *arguments, **options)
 
     return prepared
+
+
+def _effect(faces: Faces, **options: Any) -> Call:
+    """From the intent to the result, guarded by a lock."""
+    session = faces.store.session("s", fencing_token=1)
+
+    def make() -> None:
+        with session.effect("effect", **options) as effect:
+            if not effect.is_done:
+                effect.done(1)
+
+    return make
+
+
+def _done_effect(faces: Faces) -> Call:
+    _effect(faces)()
+    return _effect(faces)
+
+
+def _effect_again(faces: Faces) -> Call:
+    with faces.store.session("s").effect("effect") as effect:
+        effect.not_done()
+    return _effect(faces)
+
+
+def _approved_effect(faces: Faces) -> Call:
+    _answered_approval(faces)()
+    session = faces.store.session("s")
+
+    def make() -> None:
+        with session.effect("approved", approval=True) as effect:
+            if not effect.is_done:
+                effect.done(1)
+
+    return make
+
+
+def _done_approved_effect(faces: Faces) -> Call:
+    call = _approved_effect(faces)
+    call()
+    return call
+
+
+def _settled(faces: Faces) -> Call:
+    faces.store.session("s").effect("effect").__enter__()
+    return partial(faces.store.settle_effect, "s", "effect", done=True)
 
 
 _STORE: Final[Calls] = {
@@ -381,6 +435,7 @@ _STORE: Final[Calls] = {
     "submit_tool_result": _of_store("submit_tool_result", "open", result=1),
     "submit_tool_result through a child": _of("store", "submit_tool_result", "child", "open", result=1),
     "submit_tool_result with one of two approvals": _approval,
+    "submit_tool_result with an approval": _answered_approval,
     "submit_tool_result too late": _of_store("submit_tool_result", "answered", result=1),
     "take_tool_results": _of_store("take_tool_results"),
     "find_expired_pending": _of("store", "find_expired_pending"),
@@ -402,10 +457,13 @@ _STORE: Final[Calls] = {
     "receive_posts": _behind_a_post("receive_posts", "s"),
     "receive_posts without due posts": _of_store("receive_posts"),
     "find_due_posts": _behind_a_post("find_due_posts"),
+    "settle_effect": _settled,
+    "list_effects": _of_store("list_effects", states=["done"]),
+    "find_unknown_effects": _of("store", "find_unknown_effects"),
 }
 
 
-def _handles_step(faces: Faces, *, stages: bool = False, waits: bool = False) -> Call:
+def _handles_step(faces: Faces, *, stages: bool = False, waits_for: dict[str, Any] | None = None) -> Call:
     session = faces.handle
 
     def make() -> None:
@@ -413,8 +471,8 @@ def _handles_step(faces: Faces, *, stages: bool = False, waits: bool = False) ->
             step.say(_MESSAGE)
             if stages:
                 step.stage("call", merge_changes={"notes": [1]})
-            if waits:
-                step.wait_for({"call": _ASK})
+            if waits_for is not None:
+                step.wait_for({"call": waits_for})
 
     return make
 
@@ -434,6 +492,12 @@ def _step_that_uses_an_approval(faces: Faces) -> Call:
 
 def _turn(faces: Faces, **options: Any) -> Call:
     return partial(_drive, faces.handle, **options)
+
+
+def _turn_at_rest(faces: Faces) -> Call:
+    with faces.handle.turn() as turn, turn.step() as step:
+        step.end_turn()
+    return partial(_drive, faces.handle, steps=0)
 
 
 def _turn_with_a_budget(faces: Faces, **options: Any) -> Call:
@@ -488,8 +552,14 @@ _HANDLE: Final[Calls] = {
     "delete": _of("handle", "delete"),
     "step": _handles_step,
     "step with staged changes": partial(_handles_step, stages=True),
-    "step that waits": partial(_handles_step, waits=True),
+    "step that waits": partial(_handles_step, waits_for=_ASK),
+    "step that waits for a permission": partial(_handles_step, waits_for=_PERMITTED),
     "step that uses an approval": _step_that_uses_an_approval,
+    "effect": _effect,
+    "effect that is done": _done_effect,
+    "effect that is attempted again": _effect_again,
+    "effect with an approval": _approved_effect,
+    "effect with an approval that is done": _done_approved_effect,
     "turn without a step": partial(_turn, steps=0),
     "turn of one step": partial(_turn, steps=1),
     "turn of two steps": partial(_turn, steps=2),
@@ -507,6 +577,7 @@ _HANDLE: Final[Calls] = {
     "turn of one step after an answer": partial(_turn_after_an_answer, steps=1),
     "turn of six steps after an answer": partial(_turn_after_an_answer, steps=6),
     "turn while it waits": _turn_while_waiting,
+    "turn at rest": _turn_at_rest,
 }
 
 _LOCKS: Final[Calls] = {

@@ -7,7 +7,7 @@ from typing import Any
 from helix_store.core.payloads import encode
 from helix_store.core.types import SessionState
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.sessions.deltas import Origin, origin_of, stored_payload
+from helix_store.sessions.state import Origin, origin_of, stored_payload
 from helix_store.stores import DatabaseStateStore
 from tests.factories import CheckpointFactory
 

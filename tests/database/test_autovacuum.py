@@ -16,12 +16,13 @@ from helix_store.stores import Store
 from helix_store.testing.usage.base import custom
 from tests.database.separate import execute, fetch, separate_postgres
 from tests.databases import ALIASES
-from tests.postgres import PostgresCluster
+from tests.postgres import NOT_DURABLE, PostgresCluster
 
 _PATIENCE_SECONDS: Final = 60.0
 _SLOWLY: Final = {
     "autovacuum_naptime": "1s",
     "autovacuum_vacuum_threshold": "10",
+    **NOT_DURABLE,
     "autovacuum_vacuum_scale_factor": "0",
     "autovacuum_vacuum_cost_delay": "100ms",
     "autovacuum_vacuum_cost_limit": "1",

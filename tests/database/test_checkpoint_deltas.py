@@ -17,8 +17,9 @@ from helix_store.models import (
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.deltas import MAX_DELTAS, origin_of
+from helix_store.sessions.state import MAX_DELTAS, origin_of
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.database.delta_steps import forget_origin, learn_origin, write_step
 from tests.databases import CommittedDatabase
 from tests.factories import MessageFactory, SessionFactory
@@ -185,7 +186,7 @@ def test_what_changes_between_steps_is_written_in_full(store: DatabaseStateStore
     assert [read(store, row) for row in [*rows, following]] == [state_of_step(n) for n in range(1, 5)]
 
 
-@pytest.mark.parametrize("change", ["save", "merge", "promote"])
+@for_each("change", ["save", "merge", "promote"])
 def test_a_state_of_its_own_that_was_a_delta_is_overwritten_in_full(
     store: DatabaseStateStore, session: Session, change: str
 ) -> None:
@@ -271,7 +272,7 @@ def test_truncated_messages_take_the_deltas_beyond_along(store: DatabaseStateSto
     assert loaded(store) == state_of_step(4)
 
 
-@pytest.mark.parametrize("target", [0, 1, 3])
+@for_each("target", [0, 1, 3])
 def test_a_restored_session_has_the_state_of_its_checkpoint_and_builds_on_nothing(
     store: DatabaseStateStore, session: Session, target: int
 ) -> None:
@@ -403,7 +404,7 @@ class Story:
         self.kept_bases = max(self.kept_bases, rows_of(self.session).filter(kind=CheckpointKind.BASE).count())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@for_each("seed", range(4))
 def test_whatever_is_dropped_every_other_checkpoint_stays_what_it_was(
     store: DatabaseStateStore, session: Session, database: CommittedDatabase, seed: int
 ) -> None:
@@ -442,7 +443,7 @@ def test_a_step_of_the_store_follows_a_delta(store: DatabaseStateStore, session:
     assert store.get_checkpoint("s", commit.checkpoint_id) is None
 
 
-@pytest.mark.parametrize("seed", range(5))
+@for_each("seed", range(5))
 def test_steps_of_the_store_with_staged_changes_leave_exactly_what_they_said(
     store: DatabaseStateStore, seed: int
 ) -> None:

@@ -15,6 +15,7 @@ from django.test.utils import override_settings
 
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -52,8 +53,8 @@ def store(committed_db: CommittedDatabase) -> DatabaseStateStore:
     return store
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "portable"])
+@for_each("name", CALLS)
+@for_each("fast", [True, False], ids=["fast", "portable"])
 def test_an_unmanaged_thread_keeps_no_connection(
     committed_db: CommittedDatabase, store: DatabaseStateStore, name: str, fast: bool
 ) -> None:

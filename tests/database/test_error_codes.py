@@ -20,6 +20,7 @@ from helix_store.exceptions import (
     StoreUnavailable,
     TenantMoved,
 )
+from tests.cells import for_each
 from tests.database.separate import defer_to_commit, execute, in_transaction
 from tests.databases import CommittedDatabase
 
@@ -77,7 +78,7 @@ def _body_that_raises(connection: BaseDatabaseWrapper, code: str) -> Callable[[]
     return lambda: execute(connection, f"DO $$ BEGIN {_raise(code)}; END $$")
 
 
-@pytest.mark.parametrize("code", MEANINGS)
+@for_each("code", MEANINGS)
 def test_each_code_has_its_meaning_and_no_message_repeats_the_servers(
     postgres_db: CommittedDatabase, code: str
 ) -> None:
@@ -89,7 +90,7 @@ def test_each_code_has_its_meaning_and_no_message_repeats_the_servers(
     assert CANARY not in repr(raised.value.to_dict())
 
 
-@pytest.mark.parametrize("code", MEANINGS)
+@for_each("code", MEANINGS)
 def test_an_answer_to_commit_means_the_same_unless_its_code_leaves_the_outcome_open(
     postgres_db: CommittedDatabase, code: str
 ) -> None:
@@ -102,7 +103,7 @@ def test_an_answer_to_commit_means_the_same_unless_its_code_leaves_the_outcome_o
     assert CANARY not in repr(raised.value.to_dict())
 
 
-@pytest.mark.parametrize("code", NOT_OURS)
+@for_each("code", NOT_OURS)
 def test_each_other_code_passes_unchanged(postgres_db: CommittedDatabase, code: str) -> None:
     with pytest.raises(Error) as raised:
         in_transaction(postgres_db.connection, _body_that_raises(postgres_db.connection, code))

@@ -25,6 +25,7 @@ from helix_store.exceptions import (
     StoreUnavailable,
 )
 from helix_store.models import Lock
+from tests.cells import for_each
 from tests.database.separate import (
     defer_to_commit,
     execute,
@@ -151,7 +152,7 @@ def test_a_session_ended_because_it_was_idle_makes_the_store_unavailable_for_one
     _add_lock(postgres_db)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "expected"),
     [
         (psycopg.OperationalError, OutcomeUnknown),
@@ -344,7 +345,7 @@ def test_a_transaction_that_an_earlier_error_aborted_is_a_fault_of_the_caller(
 # --- A value or a constraint -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("code", "sql", "value"),
     [
         ("22P05", "SELECT %s::jsonb", f'"{CANARY}\\u0000"'),

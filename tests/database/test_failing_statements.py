@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-import pytest
 from django.db import DatabaseError, transaction
 from django.test.utils import override_settings
 
@@ -23,6 +22,7 @@ from helix_store.testing.state_store.samples import (
     loaded,
     message,
 )
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -105,7 +105,7 @@ def everything(store: DatabaseStateStore) -> list[Any]:
     return [*(contents(store, head.session_id) for head in heads), heads]
 
 
-@pytest.mark.parametrize("name", WRITES)
+@for_each("name", WRITES)
 def test_a_failed_statement_of_the_portable_form_leaves_nothing(
     committed_db: CommittedDatabase, name: str
 ) -> None:
@@ -113,8 +113,8 @@ def test_a_failed_statement_of_the_portable_form_leaves_nothing(
         fail_each_statement(committed_db, name, inside_a_callers_transaction=False)
 
 
-@pytest.mark.parametrize("inside_a_callers_transaction", [False, True], ids=["alone", "inside atomic()"])
-@pytest.mark.parametrize("name", WRITES)
+@for_each("inside_a_callers_transaction", [False, True], ids=["alone", "inside atomic()"])
+@for_each("name", WRITES)
 def test_a_failed_statement_leaves_nothing(
     committed_db: CommittedDatabase, name: str, inside_a_callers_transaction: bool
 ) -> None:

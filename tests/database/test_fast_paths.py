@@ -11,10 +11,11 @@ from django.test.utils import override_settings
 
 from helix_store.core.types import StepInfo
 from helix_store.models import Checkpoint
-from helix_store.sessions import step_sql
-from helix_store.sessions.layout import WRITTEN_COLUMNS
-from helix_store.sessions.step_sql import MAX_SINGLE_MESSAGES
+from helix_store.sessions import statements as step_sql
+from helix_store.sessions.state import WRITTEN_COLUMNS
+from helix_store.sessions.statements import MAX_SINGLE_MESSAGES
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.database.test_statements import messages, sent_by
 from tests.databases import CommittedDatabase
 
@@ -44,7 +45,7 @@ def test_a_step_is_one_statement(store: DatabaseStateStore, statements: Any, his
         assert len(sent) == 1, sent
 
 
-@pytest.mark.parametrize("count", [0, 1, MAX_SINGLE_MESSAGES, MAX_SINGLE_MESSAGES + 1, 50])
+@for_each("count", [0, 1, MAX_SINGLE_MESSAGES, MAX_SINGLE_MESSAGES + 1, 50])
 def test_a_step_with_any_number_of_messages_is_one_statement(
     store: DatabaseStateStore, statements: Any, count: int
 ) -> None:

@@ -16,6 +16,7 @@ from helix_store.core.types import StepInfo
 from helix_store.exceptions import FencedOutError, LockLostError, SessionNotFound, StaleStateError
 from helix_store.models import Lock as LockRow
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
+from tests.cells import for_each
 from tests.database.separate import separate_connection
 from tests.databases import CommittedDatabase
 
@@ -154,7 +155,7 @@ def test_a_refusal_leaves_the_callers_transaction_usable(
 # Clocks
 
 
-@pytest.mark.parametrize("hours", [-1, 1, 24 * 365])
+@for_each("hours", [-1, 1, 24 * 365])
 def test_the_workers_clock_decides_nothing(
     locks: DatabaseLockManager,
     others_locks: DatabaseLockManager,

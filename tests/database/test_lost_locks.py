@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from helix_store import locks as sql
 from helix_store.core import moments
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement
-from helix_store.locks import sql
-from helix_store.locks.database import DatabaseLocks
+from helix_store.locks import DatabaseLocks
 from helix_store.models import Lock
 from tests.databases import CommittedDatabase
 

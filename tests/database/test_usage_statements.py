@@ -24,6 +24,7 @@ from helix_store.testing.usage.base import (
     tokens,
     tool,
 )
+from tests.cells import for_each
 from tests.databases import ALIASES, close_connections, forget_statistics, fresh_tenant
 
 TRANSACTION_CONTROL = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE SAVEPOINT")
@@ -192,7 +193,7 @@ class TestRollup:
         assert "session_parent_idx" in plan
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("index", "call"),
     [
         ("usage_session_idx", lambda usage: usage.get_entries("root", limit=20, offset=20)),
@@ -228,7 +229,7 @@ def test_a_page_far_from_the_first_one_starts_where_the_last_one_ended(ledger: L
     assert re.search(r'timestamp"?[^<>]*<', found_by)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "expected", "call"),
     [
         ("record_entry", 1, lambda usage: usage.record_entry(custom("root"))),
@@ -253,8 +254,8 @@ def test_statements_of(ledger: Ledger, name: str, expected: int, call: Call) -> 
     assert len(sent) == expected, sent
 
 
-@pytest.mark.parametrize(("entries", "insertions"), [(2, 1), (1_000, 1), (1_001, 2), (2_500, 3)])
-@pytest.mark.parametrize("spread", [1, SESSIONS])
+@for_each(("entries", "insertions"), [(2, 1), (1_000, 1), (1_001, 2), (2_500, 3)])
+@for_each("spread", [1, SESSIONS])
 def test_a_thousand_entries_are_one_insertion(
     ledger: Ledger, entries: int, insertions: int, spread: int
 ) -> None:

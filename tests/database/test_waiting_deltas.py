@@ -18,6 +18,7 @@ from helix_store.core.types import (
 )
 from helix_store.models import Checkpoint, CheckpointKind
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.database.waiting import in_background, until_it_waits
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
@@ -121,8 +122,8 @@ def assert_all_is_whole(
     assert deltas_in(database).exists()
 
 
-@pytest.mark.parametrize("commits", [True, False], ids=["committed", "rolled back"])
-@pytest.mark.parametrize("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
+@for_each("commits", [True, False], ids=["committed", "rolled back"])
+@for_each("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
 def test_every_state_is_whole_after_a_delta_that_waited(
     store: DatabaseStateStore,
     others_store: DatabaseStateStore,
@@ -141,7 +142,7 @@ def test_every_state_is_whole_after_a_delta_that_waited(
     assert_all_is_whole(postgres_db, [store, others_store], result)
 
 
-@pytest.mark.parametrize("before", MEANWHILE.values(), ids=MEANWHILE)
+@for_each("before", MEANWHILE.values(), ids=MEANWHILE)
 def test_every_state_is_whole_after_a_step_of_a_process_that_knows_an_outdated_base(
     store: DatabaseStateStore,
     others_store: DatabaseStateStore,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -16,6 +15,7 @@ from helix_store.core.types import (
 )
 from helix_store.exceptions import StaleStateError
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.database.waiting import in_background, until_it_waits
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
@@ -44,9 +44,9 @@ MEANWHILE: dict[str, Callable[[DatabaseStateStore], Any]] = {
 }
 
 
-@pytest.mark.parametrize("has_checkpoint", [True, False], ids=["after a step", "after a save"])
-@pytest.mark.parametrize("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
-@pytest.mark.parametrize("expected_version", [None, 2])
+@for_each("has_checkpoint", [True, False], ids=["after a step", "after a save"])
+@for_each("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
+@for_each("expected_version", [None, 2])
 def test_a_step_that_waited_leaves_a_whole_session(
     store: DatabaseStateStore,
     other: BaseDatabaseWrapper,

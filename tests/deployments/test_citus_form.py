@@ -19,8 +19,10 @@ from django.test.utils import CaptureQueriesContext
 from helix_store import conf
 from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.core import moments
-from helix_store.engine.citus import STAY_ON_NODE
-from helix_store.exceptions import LockLostError, OutcomeUnknown, SessionNotFound
+from helix_store.counters import delete_usage
+from helix_store.engine.database import Database
+from helix_store.engine.statement import STAY_ON_NODE
+from helix_store.exceptions import LockLostError, OutcomeUnknown, SessionNotFound, UnsupportedIsolation
 from helix_store.models import Checkpoint, Session, Stream, UsageEntry
 from helix_store.models import Lock as LockRow
 from helix_store.stores import (
@@ -228,6 +230,19 @@ def test_deleted_usage_is_subtracted_from_counters(
     assert budgets.status("tree").spent_tokens == budgets.status("agents").spent_tokens == 30
     assert usage.delete("session") == 3
     assert budgets.status("tree").spent_tokens == budgets.status("agents").spent_tokens == 0
+
+
+def test_usage_is_not_deleted_where_a_new_budget_may_be_unseen(
+    citus: CommittedDatabase, usage: DatabaseUsageStore
+) -> None:
+    usage.record_entry(tokens("session"))
+    entries = UsageEntry.objects.using(citus.alias).filter(tenant=citus.tenant)
+    with transaction.atomic(using=citus.alias):
+        execute(citus.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with pytest.raises(UnsupportedIsolation):
+            delete_usage(Database(citus.alias, citus.tenant), entries)
+        transaction.set_rollback(True, using=citus.alias)
+    assert entries.count() == 1
 
 
 # --- A kept finishing time -----------------------------------------------------------------------------

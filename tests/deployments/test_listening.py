@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -10,15 +11,32 @@ from asgiref.sync import async_to_sync
 from django.db import connections
 from django.test import override_settings
 
+from helix_store.core.manager_contracts import StreamManager
 from helix_store.core.streams import LONGEST_SECONDS
 from helix_store.models import Stream
 from helix_store.stores import DatabaseStreamManager
-from helix_store.streams.notifications import Listener
+from helix_store.streams.watching import Listener
 from tests.databases import CommittedDatabase
 from tests.deployments.conftest import PooledAlias
-from tests.streams.following import read_each_written_chunk
 
 _PATIENCE_SECONDS = 30.0
+
+
+async def read_each_written_chunk(
+    written: StreamManager, read: StreamManager, stream_id: str, *, chunks: int, patience_seconds: float
+) -> list[int]:
+    """The sequences that a reader of ``read`` gets, each before the next chunk is written to ``written``."""
+    writer = await written.create_writer(stream_id, "run", "agent")
+    reader = await read.create_resumable_reader(stream_id)
+    assert reader is not None
+    sequences = []
+    for _ in range(chunks):
+        await writer.write({"type": "t"})
+        async with asyncio.timeout(patience_seconds):
+            sequences.append((await anext(reader)).sequence)
+    await reader.aclose()
+    await writer.close()
+    return sequences
 
 
 def _listening_on(value: Any) -> Any:

@@ -19,10 +19,11 @@ from helix_store.stores import (
     DatabaseUsageStore,
 )
 from helix_store.testing.usage.base import custom
+from tests.cells import for_each
 from tests.databases import ALIASES, close_connections
 from tests.deployments.deployments import another_alias
 from tests.deployments.servers import primary_and_standby
-from tests.streams.following import read_each_written_chunk
+from tests.deployments.test_listening import read_each_written_chunk
 
 _PATIENCE_SECONDS: Final = 30.0
 
@@ -97,7 +98,7 @@ WRITES: Final[dict[str, Callable[[Stores], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@for_each("read", READS.values(), ids=list(READS))
 def test_a_read_of_the_standby_is_that_of_the_primary(
     stores: tuple[Stores, Stores], django_db_blocker: Any, read: Callable[[Stores], Any]
 ) -> None:
@@ -108,7 +109,7 @@ def test_a_read_of_the_standby_is_that_of_the_primary(
         assert found == read(primary)
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@for_each("write", WRITES.values(), ids=list(WRITES))
 def test_a_write_to_the_standby_is_refused_for_now(
     stores: tuple[Stores, Stores], django_db_blocker: Any, write: Callable[[Stores], Any]
 ) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from django.core.checks import run_checks
 from django.db import connections
 
 from helix_store import checks
+from tests.cells import for_each
 from tests.database.separate import execute
 from tests.databases import CommittedDatabase
 from tests.deployments.conftest import PooledAlias
@@ -16,19 +16,19 @@ _SHARD = "-c search_path=shard,\\ public -c statement_timeout=60000"
 
 
 def _found(alias: str) -> list[str | None]:
-    return [message.id for message in checks.postgresql.check_search_path(databases=[alias])]
+    return [message.id for message in checks.databases.check_search_path(databases=[alias])]
 
 
 def test_a_dropped_search_path_is_an_error(postgres_db: CommittedDatabase, pooled_alias: PooledAlias) -> None:
     with pooled_alias(OPTIONS={"options": _SHARD}) as alias:
-        (message,) = checks.postgresql.check_search_path(databases=[alias])
+        (message,) = checks.databases.check_search_path(databases=[alias])
         assert message.id == "helix_store.E015"
         assert "search_path=shard, public" in message.msg
         assert "helix_store.E015" in {each.id for each in run_checks(databases=[alias])}
         assert _found(postgres_db.alias) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [_SHARD, "--search_path=shard,public", '-csearch_path="shard",public', "-c statement_timeout=60000", ""],
 )

@@ -21,6 +21,7 @@ import helix_store
 from helix_store import checks, conf
 from helix_store.core.streams import StreamOptions
 from helix_store.doctor import RULES
+from tests.cells import for_each
 from tests.docs.projects import File, blocks_of
 from tests.docs.test_examples import BLOCK, PAGES, ROOT, default_database
 from tests.processes import WorkerProcess
@@ -29,7 +30,7 @@ from tests.test_layout import ALL_NAMES
 __all__ = ["default_database"]
 
 PAGES_AND_GUIDE: Final = [*PAGES, ROOT / "CONTRIBUTING.md"]
-EVERY_PAGE: Final = pytest.mark.parametrize("page", PAGES_AND_GUIDE, ids=lambda page: page.name)
+EVERY_PAGE: Final = for_each("page", PAGES_AND_GUIDE, ids=lambda page: page.name)
 COMMANDS_OF_PAGES: Final = {
     Path(block.path).stem
     for page in PAGES

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import pytest
-
+from tests.cells import for_each
 from tests.commands.test_help_examples import PARSERS, commands
 from tests.docs.test_examples import ROOT
 
@@ -42,7 +41,7 @@ def test_the_overview_names_every_command() -> None:
     assert set(re.findall(r"^\| \[`(\w+)`\]", overview, re.MULTILINE)) == set(commands()) - {"migrate"}
 
 
-@pytest.mark.parametrize("title", SECTIONS)
+@for_each("title", SECTIONS)
 def test_a_section_lists_the_options_of_its_command(title: str) -> None:
     options = {
         option

@@ -7,6 +7,7 @@ the pages that build a project.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,14 +27,16 @@ BLOCK = re.compile(r"^```python\n(?!# [\w/]+\.py\n)(.*?)^```$", re.MULTILINE | r
 
 @pytest.fixture
 def default_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """All databases, emptied; the users that an example makes in the default one are removed."""
+    """All databases, emptied; in the default one there are no users, neither before nor after."""
     with django_db_blocker.unblock():
+        users = User.objects.using(DEFAULT_DB_ALIAS)
         for alias in ALIASES.values():
             delete_all_rows(alias)
+        users.all().delete()
         try:
             yield
         finally:
-            User.objects.using(DEFAULT_DB_ALIAS).all().delete()
+            users.all().delete()
             close_connections()
 
 
@@ -49,4 +52,14 @@ def test_the_examples_of_a_page_run(
     for block in BLOCK.finditer(text):
         line = text.count("\n", 0, block.start(1))
         code = compile("\n" * line + block[1], str(page), "exec")
-        exec(code, namespace)  # noqa: S102  our own documentation
+        try:
+            exec(code, namespace)  # noqa: S102  our own documentation
+        except Exception as error:
+            numbers = [
+                number
+                for frame, number in traceback.walk_tb(error.__traceback__)
+                if frame.f_code.co_filename == str(page)
+            ]
+            number = numbers[-1] if numbers else line + 1
+            statement = text.splitlines()[number - 1].strip()
+            raise AssertionError(f"line {number}: {statement}: {type(error).__name__}: {error}") from error

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
+from tests.cells import for_each
 from tests.docs.projects import File, blocks_of
 from tests.docs.test_examples import PAGES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@for_each("page", PAGES, ids=lambda page: page.name)
 def test_a_fence_names_a_language_and_nothing_else(page: Path) -> None:
     fences = re.findall(r"^ *```(.+)$", page.read_text(), re.MULTILINE)
     assert [fence for fence in fences if not fence.isalpha()] == []

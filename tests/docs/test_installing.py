@@ -6,14 +6,14 @@ import re
 from importlib.metadata import distribution
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
+from tests.cells import for_each
 from tests.docs.test_examples import BLOCK, PAGES
 
 MOST_BYTES = 150_000_000
 
-EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+EVERY_PAGE = for_each("page", PAGES, ids=lambda page: page.name)
 
 
 @EVERY_PAGE

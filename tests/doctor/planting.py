@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.apps import apps
 from django.db import connections
 
-from helix_store.doctor.checks import table_of
+from helix_store.doctor.findings import table_of
 from helix_store.doctor.invariants import CHILDREN
 from helix_store.models import Session
 from tests.databases import CommittedDatabase
@@ -79,6 +79,16 @@ def _copy_of_current(kind: str) -> str:
         FROM [checkpoint] WHERE id = (SELECT current_id FROM [session] WHERE id = [=steps])"""
 
 
+_STOPPED: Final = """(SELECT id FROM [session] WHERE stopped_by = 'error'
+        AND status IN ('active', 'paused', 'interrupted'))"""
+_RUN: Final = """
+    INSERT INTO [run] (session_id, run_id, turn, step_count, start_sequence, started_at, status, ended_at,
+        completion_reason, fencing_token)
+    VALUES ([=branch], 'planted', 1000, 0, 0, '2020-01-01 00:00:00',"""
+_LOCK: Final = """
+    INSERT INTO [lock] (tenant, name, token)
+    SELECT tenant, session_id, 7 FROM [session] WHERE id = [=branch]"""
+
 _NEWEST_STEP: Final = """
     (SELECT max(version) FROM [checkpoint] WHERE session_id = [=steps] AND kind = 'step')"""
 _BASE: Final = "(SELECT id FROM [checkpoint] WHERE session_id = [=steps] AND kind = 'base')"
@@ -121,6 +131,19 @@ FIXABLE: Final = (
         table="session",
         sql="UPDATE [session] SET next_post_at = '2020-01-01 00:00:00' WHERE id = [=branch]",
         name="next-post-off, without a post",
+    ),
+    Planted(
+        rule="stop-unmarked",
+        table="session",
+        sql=f"UPDATE [session] SET stopped_by = NULL, stopped_at = NULL WHERE id = {_STOPPED}",
+    ),
+    Planted(
+        rule="stop-unmarked",
+        table="session",
+        sql=f"""UPDATE [run] SET status = 'interrupted', completion_reason = 'budget:month'
+            WHERE session_id = {_STOPPED} AND status = 'failed'""",
+        name="stop-unmarked, by a budget",
+        remains=frozenset({"Run.status", "Run.completion_reason", "Session.stopped_by"}),
     ),
     Planted(
         rule="budget-counter-off",
@@ -170,6 +193,16 @@ FIXABLE: Final = (
 """Faults that ``--fix`` mends."""
 
 LEFT: Final = (
+    Planted(rule="run-abandoned", table="run", sql=f"{_LOCK}; {_RUN} 'running', NULL, NULL, 7)"),
+    Planted(
+        rule="effect-unknown",
+        table="effect",
+        sql="""
+            INSERT INTO [effect] (session_id, effect_id, sequence, state, tool_name, input, digest,
+                needs_approval, attempt, actors, started_at)
+            VALUES ([=branch], 'planted', 1000, 'unknown', 'pay', '{}', '', false, 1, '[]',
+                '2020-01-01 00:00:00')""",
+    ),
     # Histories
     Planted(rule="message-hole", table="message", sql=f"{_LOST} 3"),
     Planted(rule="message-hole", table="message", sql=f"{_LOST} 1", name="message-hole, the first"),

@@ -8,7 +8,10 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync
 
 from example_project.transcripts import read_transcripts, replay
+from helix_store.cleanup import erase
+from helix_store.core import moments
 from helix_store.core.types import StepInfo
+from helix_store.models import Effect, Session
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager, Store
 from helix_store.testing.usage.base import custom
 from tests.databases import CommittedDatabase
@@ -34,12 +37,17 @@ def write_sample(database: CommittedDatabase) -> None:
     store.create_session("gone", agent_type="agent")
     world.usage.record_entry(custom(session_id="gone"))
     store.delete_session("gone", keep_usage=True)
+    store.create_session("erased", agent_type="agent")
+    erase(using=database.alias, session_id="erased", tenant=database.tenant)
     budgets = Store(database.alias, tenant=database.tenant).budgets
     budgets.set_budget("monthly", scope="user", period="month", limit_usd=10)
     budgets.set_budget("all", scope="tenant", limit_tokens=10)
     locks = DatabaseLockManager(database.alias, tenant=database.tenant)
     assert locks.acquire("steps", owner="worker")
     _write_streams(world.streams)
+    session = Session.objects.using(database.alias).get(tenant=database.tenant, session_id="steps")
+    effect = {"effect_id": "charge", "sequence": 1, "state": "done", "input": "{}", "digest": ""}
+    Effect.objects.using(database.alias).create(session=session, started_at=moments.now(), **effect)
 
 
 def _write_steps(store: DatabaseStateStore) -> None:
@@ -67,6 +75,8 @@ def _write_tree(store: DatabaseStateStore) -> None:
     calls: dict[str, dict[str, Any]] = {"call-1": {"tool_name": "ask", "deadline": 4_000_000_000_000}}
     store.add_pending_tool_calls("root", calls, owner_session_id="grandchild")
     store.post_message("root", {"role": "user", "content": "hello"})
+    store.add_pending_tool_calls("root", {"call-2": {"tool_name": "pay", "approval_id": "approval"}})
+    store.submit_tool_result("root", "call-2", approved=True, approval_id="approval", actor="ann")
 
 
 def _write_streams(streams: DatabaseStreamManager) -> None:

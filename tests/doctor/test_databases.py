@@ -194,6 +194,7 @@ def pooler(request: pytest.FixtureRequest, postgres_db: CommittedDatabase) -> An
     return start
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_a_pooler_that_loses_prepared_statements_is_found(
     postgres_db: CommittedDatabase, pooler: Any, servers: int

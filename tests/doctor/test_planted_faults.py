@@ -11,6 +11,7 @@ from django.db import transaction
 from pytest_django import DjangoDbBlocker
 
 from helix_store.doctor import RULES, Diagnosis, Fault, Finding, Listener, diagnose
+from tests.cells import for_each
 from tests.databases import ALIASES, CommittedDatabase, close_connections, delete_all_rows, fresh_tenant
 from tests.doctor.planting import FIXABLE, LEFT, PLANTED, Planted, execute
 from tests.doctor.sample import write_sample
@@ -34,6 +35,11 @@ def written(
             yield database
             transaction.set_rollback(True, using=database.alias)
         close_connections()
+
+
+@pytest.fixture(scope="module")
+def sound(written: CommittedDatabase) -> dict[str, list[Any]]:
+    return rows_of(written)
 
 
 @pytest.fixture
@@ -99,17 +105,14 @@ class Heard(Listener):
         self.told.append(("left", fault.rule_id, rows_of(self.database)))
 
 
-@pytest.mark.parametrize("planted", FIXABLE, ids=lambda planted: planted.id)
+@for_each("planted", FIXABLE, ids=lambda planted: planted.id)
 def test_a_fix_is_told_mends_the_fault_and_changes_nothing_else(
-    sample: CommittedDatabase, planted: Planted
+    sample: CommittedDatabase, sound: dict[str, list[Any]], planted: Planted
 ) -> None:
-    sound = rows_of(sample)
     planted.plant(sample)
     broken = rows_of(sample)
-    assert only_finding(examined(sample), planted).is_problem
-    assert rows_of(sample) == broken
     trial = Heard(sample)
-    (finding,) = examined(sample, fix=True, dry_run=True, listener=trial).findings
+    finding = only_finding(examined(sample, fix=True, dry_run=True, listener=trial), planted)
     assert (finding.fixed, finding.is_problem) == (0, True)
     assert [told[:2] for told in trial.told] == [("fixes", planted.rule)]
     assert rows_of(sample) == broken
@@ -132,7 +135,7 @@ def changed(before: dict[str, list[Any]], after: dict[str, list[Any]]) -> set[st
     return found
 
 
-@pytest.mark.parametrize("planted", LEFT, ids=lambda planted: planted.id)
+@for_each("planted", LEFT, ids=lambda planted: planted.id)
 def test_what_is_not_safe_to_fix_is_found_and_stays_as_it_is(
     sample: CommittedDatabase, planted: Planted
 ) -> None:

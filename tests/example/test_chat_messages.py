@@ -17,8 +17,9 @@ from example_project.chat.guide import GUIDE
 from example_project.chat.transcript import is_answered
 from helix_store import Message, SessionStatus, Store, Turn
 from helix_store.core.ids import new_id
-from helix_store.streams.listing import list_streams
+from helix_store.streams.database import list_streams
 from tests.admin.conftest import Browser, browser_on
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -81,7 +82,7 @@ def test_a_changed_message_is_not_taken_for_the_first_one(visitor: Browser, chat
     assert _waiting(chat) == ["A flight to Lisbon."]
 
 
-@pytest.mark.parametrize("text", ["", " ", "x" * 2001])
+@for_each("text", ["", " ", "x" * 2001])
 def test_a_message_without_text_or_with_too_much_of_it_is_refused(
     visitor: Browser, chat: str, text: str
 ) -> None:
@@ -159,7 +160,7 @@ def test_the_first_message_sets_the_budget_and_no_other_changes_it(visitor: Brow
     assert Store().budgets.status(BUDGET).limit_tokens == 9_000
 
 
-@pytest.mark.parametrize("action", ["", "withdraw/", "stop/", "decide/", "go-on/"])
+@for_each("action", ["", "withdraw/", "stop/", "decide/", "go-on/"])
 def test_nobody_else_acts_in_a_chat(visitor: Browser, chat: str, action: str) -> None:
     _send(visitor, chat, "What is Lisbon like?")
     visitor.client.logout()

@@ -23,6 +23,7 @@ from django.test.utils import override_settings
 from example_project.management.commands.demo import SAMPLE
 from example_project.replay import replay_file
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.processes import WorkerProcess
 
@@ -168,7 +169,7 @@ def test_a_session_that_differs_from_its_recording_is_a_problem(committed_db: Co
     assert "sample_transcripts-0001: 3 messages instead of 2" in said.getvalue()
 
 
-@pytest.mark.parametrize("arguments", [["--verify"], ["--transcripts=missing.json"], ["--format=xml"]])
+@for_each("arguments", [["--verify"], ["--transcripts=missing.json"], ["--format=xml"]])
 def test_wrong_usage_is_refused_before_anything_is_written(
     committed_db: CommittedDatabase, arguments: list[str]
 ) -> None:

@@ -58,7 +58,12 @@ def test_an_approval_in_the_admin_shows_the_finished_trip(
 ) -> None:
     store, session_id = waiting
     (tool_call_id, call) = next(iter(store.session(session_id).load().pending_client_tool_calls.items()))
-    given = {"call": tool_call_id, "approval": call["approval_id"], "answer": "approve"}
+    given = {
+        "call": tool_call_id,
+        "approval": call["approval_id"],
+        "answer": "approve",
+        "digest": call["digest"],
+    }
     with browser_on(committed_db) as browser:
         browser.sign_in(superuser=True)
         page = browser.client.post(address(row_of(browser, session_id), "answer"), given, follow=True)

@@ -14,6 +14,7 @@ from example_project.management.commands.demo import SAMPLE
 from example_project.transcripts import Transcript, TranscriptError, difference, read_transcripts, replay
 from helix_store.core.types import SessionStatus
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 CHAT: list[dict[str, Any]] = [
@@ -39,9 +40,9 @@ def _written(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["chats.json", "chats.json.xz"])
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("chunk", [1, 7, 100_000])
+@for_each("name", ["chats.json", "chats.json.xz"])
+@for_each("indent", [None, 2])
+@for_each("chunk", [1, 7, 100_000])
 def test_a_file_is_read_entry_by_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, indent: int | None, chunk: int
 ) -> None:
@@ -55,9 +56,7 @@ def test_a_file_is_read_entry_by_entry(
     assert read[0].title == "One?"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[", "[[]", '[{"a": 1}]', "[3]", "[[3]]", '[[{"role": 1}]]', "[[{}]]", "[[[]]"]
-)
+@for_each("text", ["", "{}", "[", "[[]", '[{"a": 1}]', "[3]", "[[3]]", '[[{"role": 1}]]', "[[{}]]", "[[[]]"])
 def test_a_file_that_holds_no_conversations_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(TranscriptError, match=r"broken\.json"):
         list(read_transcripts(_written(tmp_path / "broken.json", text)))
@@ -87,7 +86,7 @@ def test_every_turn_of_the_assistant_is_one_step(committed_db: CommittedDatabase
     assert (state.title, state.metadata) == ("One?", {"task_id": "7"})
 
 
-@pytest.mark.parametrize("stored", range(8))
+@for_each("stored", range(8))
 def test_a_replay_goes_on_where_an_earlier_one_was_stopped(
     committed_db: CommittedDatabase, stored: int
 ) -> None:
@@ -100,7 +99,7 @@ def test_a_replay_goes_on_where_an_earlier_one_was_stopped(
     assert (again.messages, again.steps) == (0, 0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changed", "problem"),
     [
         (CHAT[:-1], "7 messages instead of 6"),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 
-from helix_store.budgets.rules import NOTHING, Amounts
+from helix_store.budgets import NOTHING, Amounts
 from helix_store.core.usage import cost_units
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import ExactSum

@@ -21,15 +21,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Campaign", "Trial", "campaign", "folder_in_memory", "tier"]
+__all__ = ["Campaign", "Trial", "campaign", "tier"]
 
 _FIRST_SEED: Final = 1
-_IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  who uses it makes a folder in it for its user alone
-
-
-def folder_in_memory() -> Path | None:
-    """Where files are in memory, if the machine has such a place. What a killed process wrote stays there."""
-    return _IN_MEMORY if _IN_MEMORY.is_dir() else None
 
 
 def tier() -> int:

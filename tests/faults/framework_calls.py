@@ -82,6 +82,8 @@ _SESSION: Final[dict[str, Prepare]] = {
     "delete_branch": _of_branches("delete_branch", "other"),
     "list_branches": _of_branches("list_branches"),
     "get_conversation_turns": _of_session("get_conversation_turns"),
+    "get_conversation_by_turns": _of_session("get_conversation_by_turns"),
+    "get_tool_usage": _of_session("get_tool_usage"),
     "find_turns_by_content": _of_session("find_turns_by_content", "one"),
     "store_run_usage": _store_usage,
     "get_session_usage": _of_session("get_session_usage"),

@@ -17,13 +17,13 @@ from typing import Any, Final
 from django.db import connections
 
 from tests.databases import CommittedDatabase
-from tests.faults.campaign import folder_in_memory
 from tests.faults.forks import Forks, Tell
 from tests.faults.writes import KEY, STORIES, Contents, Faces, write
 from tests.faults.writes.mirrors import Mirror, mirror_of
 from tests.faults.writes.rows import Rows
 from tests.faults.writes.stories import public_contents
 from tests.invariants import broken_invariants
+from tests.postgres import folder_in_memory
 
 __all__ = ["KILLS_PER_SEED", "FacesOf", "kill_writers"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from django.apps import apps
@@ -20,6 +21,8 @@ from tests.faults.stored_rows import compared_fields
 
 __all__ = ["Outcome", "masked", "outcome_of", "rows_of"]
 
+DIRECT: Final = "postgres"
+"""The alias of the database without the proxy."""
 _RANDOM: Final = re.compile(
     r"tenant-[0-9a-f]{32}|-t\d{13}-[0-9a-f]{6}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|[0-9a-f]{16,}"
     r"|-?\b\d{12,}\b|datetime\.datetime\((?:[^()]|\([^()]*\))*\)|0x[0-9a-f]+|\b\d{4}-\d\d-\d\d[T ][\d:.+-]+"
@@ -46,15 +49,20 @@ def outcome_of(
     *,
     fast: bool,
     cut: tuple[Cut, int] | None = None,
+    restarts: bool = False,
 ) -> Outcome:
-    """Make a call in a new tenant. ``cut`` breaks its commit of a number, counted from 0."""
+    """Make a call in a new tenant. ``cut`` breaks its commit of a number, counted from 0.
+
+    With ``restarts``, the server then no longer knows earlier transactions by their numbers, as after a
+    restart.
+    """
     made = CommittedDatabase(alias=database.alias, tenant=fresh_tenant())
     with override_settings(HELIX_STORE={"FAST_PATHS": fast}):
         invoke = CALLS[face][call](Faces(made))
         before = proxy.commits
         if cut is not None:
             kind, number = cut
-            proxy.arm(kind, after=number)
+            proxy.arm(kind, after=number, meanwhile=partial(_forget_numbers, database) if restarts else None)
         try:
             answer = repr(invoke())
         except HelixStoreError as exc:
@@ -62,6 +70,12 @@ def outcome_of(
     if cut is not None:
         proxy.wait_for_cut()
     return Outcome(masked(answer), rows_of(made), proxy.commits - before)
+
+
+def _forget_numbers(database: CommittedDatabase) -> None:
+    """Reset the statistics whose age tells a server from the one before a restart (`engine.statement`)."""
+    with CommittedDatabase(alias=DIRECT, tenant=database.tenant).connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_reset_shared('bgwriter')")
 
 
 def rows_of(database: CommittedDatabase) -> Counter[str]:

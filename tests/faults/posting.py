@@ -182,7 +182,8 @@ def _take_a_turn(
     receives = bool(actions) or chance.random() < 0.8
     # Without reception, the end would leave posts that are due.
     possible = actions or ((*_ACTIONS, *_ENDINGS) if receives else _ACTIONS)
-    with session.turn(ttl=_TERM_MS, receive=receives) as turn:
+    # To end a session, a turn goes on where nothing has arrived.
+    with session.turn(ttl=_TERM_MS, receive=receives, rest=not actions) as turn:
         while turn.is_active:
             if not receives:
                 turn.receive()

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.faults.campaign import folder_in_memory
-
 __all__ = ["FOLDER", "campaign_names", "command_of", "run_all", "table"]
 
 FOLDER: Final = Path(__file__).parent
@@ -42,7 +40,7 @@ def run_all(
 ) -> int:
     """Run every campaign on ``databases``, print the table, and return 1 if one has failed.
 
-    The processes share one server, with its files in memory where there is such a folder.
+    The processes share one server.
     In ``minutes``, each campaign ends when its share of the time is over.
     """
     names = sorted(campaign_names(), key=lambda name: name not in _LONGEST)
@@ -50,8 +48,6 @@ def run_all(
     if minutes is not None:
         share = minutes * 60 * _AT_A_TIME / (len(names) * (2 if databases == "both" else 1))
         environment["HELIX_FAULTS_SECONDS"] = str(share)
-    if memory := folder_in_memory():
-        environment.setdefault("HELIX_TEST_POSTGRES_DIRECTORY", str(memory))
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "reports.jsonl"

@@ -11,9 +11,9 @@ from enum import IntEnum, auto
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
-from helix_store.budgets.rules import Standing
+from helix_store.budgets import Standing
 from helix_store.core.types import SessionState
-from helix_store.counters.rules import Spender, keys_of
+from helix_store.counters import Spender, keys_of
 from helix_store.exceptions import (
     BudgetExceeded,
     ConflictError,
@@ -155,8 +155,10 @@ class _Worker:
             raise
         self._ended(outcome, recorded)
         self._require_within_limits(turn.state)
-        if held := self._held(turn):
-            self.tell(Told(f"{session.id} still holds {held} after its step"))
+        is_active, held = turn.is_active, self._held(turn)
+        if is_active != bool(held):
+            # Only a turn that goes on has reserved its next step.
+            self.tell(Told(f"{session.id} holds {held} after its step, and is active: {is_active}"))
 
     def _ended(self, outcome: Tally, recorded: Tally) -> None:
         tally = self.tally

@@ -15,6 +15,8 @@ from django.db.models import Field, ForeignKey, Model
 
 from helix_store.catalogue import registered_tables
 from helix_store.models.fields import CallIdField, CallIdsField
+from tests.databases import close_connections
+from tests.streams.background import wait_for_background_threads
 
 __all__ = ["MODELS", "Rows", "beside", "compared_fields", "masked", "rows_of"]
 
@@ -82,7 +84,9 @@ def beside(alias: str) -> Iterator[str]:
     try:
         yield other
     finally:
-        connections[other].close()
+        # Threads have connections of their own: those of async calls, and that of notifications.
+        wait_for_background_threads(other)
+        close_connections()
         del connections[other]
         del connections.settings[other]
 

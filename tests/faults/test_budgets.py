@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import pytest
 
-from helix_store.budgets.rules import NOTHING, Amounts
+from helix_store.budgets import NOTHING, Amounts
 from helix_store.exceptions import StoreBusy
 from helix_store.stores import Store
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.faults.accounts import Account, accounts_of, faults_of
 from tests.faults.campaign import Trial, campaign, tier
@@ -217,7 +218,7 @@ def test_the_checker_finds_nothing_in_a_sound_account() -> None:
     assert list(faults_of(_SOUND)) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"limit_tokens": 9},

@@ -14,6 +14,7 @@ from helix_store.stores import (
     InMemoryStateStore,
     InMemoryUsageStore,
 )
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import Trial, campaign
 from tests.faults.clients import SESSION, client, read, run_interleaved
@@ -46,7 +47,7 @@ def faults_in_memory(
     return faults_of(history)
 
 
-@pytest.mark.parametrize("store_class", PLANTED, ids=lambda each: each.__name__)
+@for_each("store_class", PLANTED, ids=lambda each: each.__name__)
 def test_the_checker_finds_a_planted_fault(store_class: type[InMemoryStateStore]) -> None:
     assert any(faults_in_memory(store_class, seed=seed) for seed in _SEEDS)
 

@@ -10,8 +10,9 @@ from typing import Final
 import pytest
 from django.db import connections, transaction
 
-from helix_store.engine.connections import keep_open
+from helix_store.engine.database import keep_open
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.database.separate import separate_connection
 from tests.databases import CommittedDatabase
 from tests.faults.anomalies import Append, Read, Transaction, anomalies_of
@@ -118,7 +119,7 @@ ANOMALIES: Final[dict[str, tuple[list[Transaction], dict[str, list[int]]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ANOMALIES)
+@for_each("name", ANOMALIES)
 def test_the_checker_names_an_anomaly(name: str) -> None:
     found = anomalies_of(*ANOMALIES[name])
     assert any(each.startswith((f"{name}:", f"{name} of")) for each in found), found

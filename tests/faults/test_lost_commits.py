@@ -11,10 +11,11 @@ from django.db import OperationalError, connections, transaction
 from django.test.utils import override_settings
 
 from helix_store.core.types import SessionState, SessionStatus, StepCommit
-from helix_store.engine import commits
+from helix_store.engine import statement as commits
 from helix_store.exceptions import IdempotencyConflict, OutcomeUnknown, StaleStateError
 from helix_store.signals import session_finished
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import Campaign, Trial, campaign
 from tests.faults.proxy import Cut
@@ -176,8 +177,8 @@ def test_a_step_whose_commit_is_cut_is_stored_once_and_returned(postgres_db: Com
     assert cuts == made.trials
 
 
-@pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER], ids=lambda cut: cut.name.lower())
-@pytest.mark.parametrize("write", CALLS, ids=lambda write: write.__name__)
+@for_each("cut", [Cut.BEFORE, Cut.AFTER], ids=lambda cut: cut.name.lower())
+@for_each("write", CALLS, ids=lambda write: write.__name__)
 def test_an_unreachable_server_leaves_an_id_that_resolves_the_outcome_later(
     wire: Wire, write: Write, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:

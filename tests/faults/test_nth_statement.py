@@ -15,6 +15,7 @@ import pytest
 from django.db.models import Model
 from django.test.utils import override_settings
 
+from tests.cells import for_each
 from tests.database.test_query_counts import public_methods
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import Trial, campaign
@@ -93,7 +94,7 @@ def test_every_public_class_and_function_is_called_or_has_a_reason() -> None:
     assert {f"{path}.{name}" for path, name in called - have_rows} == set(ELSEWHERE)
 
 
-@pytest.mark.parametrize(("face", "cls"), CLASSES.items(), ids=str)
+@for_each(("face", "cls"), CLASSES.items(), ids=str)
 def test_every_public_method_has_a_row(face: str, cls: type[Any]) -> None:
     rows = {name.partition(" ")[0] for name in CALLS[face]}
     assert rows == public_methods(cls) - NO_STATEMENT.get(cls, set())
@@ -102,7 +103,7 @@ def test_every_public_method_has_a_row(face: str, cls: type[Any]) -> None:
 # --- The faults are real ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", Kind)
+@for_each("kind", Kind)
 def test_a_fault_is_met_once_and_a_write_that_hides_it_is_found(trials: Trials, kind: Kind) -> None:
     (case,) = [case for case in CASES if str(case) == "state store: append_messages"]
     trials.check(case, kind, after=False)

@@ -17,6 +17,7 @@ import pytest
 
 from helix_store.exceptions import ConflictError, FencedOutError, StoreBusy
 from helix_store.stores import DatabaseLockManager, Lock
+from tests.cells import for_each
 from tests.database.separate import separate_connection
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import Trial, campaign
@@ -158,7 +159,7 @@ def test_every_public_call_that_takes_a_token_is_paused() -> None:
     assert set(CALLS) == calls_with_a_token()
 
 
-@pytest.mark.parametrize("release", Release)
+@for_each("release", Release)
 def test_a_write_without_its_fence_is_found(
     committed_db: CommittedDatabase, successor_alias: str, holder: Holder, release: Release
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from helix_store.core.posts import Post
 from helix_store.core.types import TERMINAL_STATUSES, Message
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import Trial, campaign
 from tests.faults.crew import pause
@@ -173,7 +174,7 @@ def test_the_checker_finds_nothing_in_a_sound_history() -> None:
     assert faults_of(_TOLD, {"s": _FOUND}) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "told",
     [
         [*_TOLD, Broke("s", "StaleStateError")],
@@ -190,7 +191,7 @@ def test_the_checker_finds_a_fault_in_what_was_told(told: list[Told]) -> None:
     assert faults_of(told, {"s": _FOUND})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"posts": [_post(1), _post(2, state="waiting", position=None, received_at=None)]},

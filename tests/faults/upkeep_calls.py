@@ -19,8 +19,7 @@ from helix_store.cleanup import (
     expired_session_cleanup,
     expired_session_cleanup_batches,
 )
-from helix_store.core.retention import RetentionPolicy
-from helix_store.core.types import StepInfo
+from helix_store.core.types import RetentionPolicy, StepInfo
 from helix_store.retention import apply_retention, prune_streams
 from helix_store.stores import DatabaseStateStore, DatabaseStreamManager, DatabaseUsageStore
 from helix_store.testing.usage.base import custom

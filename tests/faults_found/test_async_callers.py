@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
 
+from helix_store.engine.async_twins import in_callers_thread
 from helix_store.exceptions import OutsideTransaction
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.faults_found.async_callers import (
     BRIDGES,
@@ -41,7 +47,7 @@ def store(committed_db: CommittedDatabase) -> DatabaseStateStore:
     return store
 
 
-@pytest.mark.parametrize("place", PLACES)
+@for_each("place", PLACES)
 def test_an_async_call_works_from(
     committed_db: CommittedDatabase, store: DatabaseStateStore, place: str
 ) -> None:
@@ -85,7 +91,7 @@ def test_the_cell_of_a_notebook_cannot_block_and_is_told_at_once(
     assert alone(append_in_cell, "asyncio.run in a thread", *arguments) == 1
 
 
-@pytest.mark.parametrize("place", ["sync view", "main thread", "Django's thread", "Celery task"])
+@for_each("place", ["sync view", "main thread", "Django's thread", "Celery task"])
 def test_an_async_call_in_another_thread_than_its_callers_transaction_is_refused(
     committed_db: CommittedDatabase, store: DatabaseStateStore, place: str
 ) -> None:
@@ -94,12 +100,45 @@ def test_an_async_call_in_another_thread_than_its_callers_transaction_is_refused
     assert len(store.get_messages("s").messages) == 0
 
 
-@pytest.mark.parametrize("place", ["sync view", "main thread", "thread of a sync view"])
+@for_each("place", ["sync view", "main thread", "thread of a sync view"])
 def test_async_to_sync_joins_the_transaction_of_its_caller(
     committed_db: CommittedDatabase, store: DatabaseStateStore, place: str
 ) -> None:
     assert alone(append_in_block, place, "async_to_sync", committed_db.alias, committed_db.tenant) == 1
     assert len(store.get_messages("s").messages) == 0
+
+
+def test_a_thread_of_an_async_run_does_not_write_beside_the_transaction(
+    committed_db: CommittedDatabase, store: DatabaseStateStore
+) -> None:
+    """An async call of the run has joined the transaction, so the context of the run knows it."""
+
+    async def run() -> None:
+        await store.aload_state("s")
+        await asyncio.to_thread(store.append_messages, "s", [{"role": "user"}])
+
+    with pytest.raises(OutsideTransaction), transaction.atomic(using=committed_db.alias):
+        async_to_sync(run)()
+    assert len(store.get_messages("s").messages) == 0
+
+
+def test_a_thread_of_an_async_run_may_hand_a_call_to_its_caller(
+    committed_db: CommittedDatabase, store: DatabaseStateStore
+) -> None:
+    def append() -> threading.Thread:
+        store.append_messages("s", [{"role": "user"}])
+        return threading.current_thread()
+
+    async def run() -> threading.Thread:
+        await store.aload_state("s")
+        return await asyncio.to_thread(in_callers_thread, append)
+
+    with transaction.atomic(using=committed_db.alias):
+        assert async_to_sync(run)() is threading.current_thread()
+        transaction.set_rollback(True, using=committed_db.alias)
+    assert len(store.get_messages("s").messages) == 0
+    # Without such a caller, the call is made where it is.
+    assert asyncio.run(run()) is not threading.current_thread()
 
 
 def test_no_garbage_is_collected_while_cpython_holds_its_list_of_threads(store: DatabaseStateStore) -> None:

@@ -10,6 +10,7 @@ import pytest
 from helix_store.core.types import SessionState, StepCommit, StepInfo
 from helix_store.models import Checkpoint, CheckpointKind
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 
@@ -90,7 +91,7 @@ WRITES_OVER_A_STATE: Final[dict[str, Callable[[DatabaseStateStore], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES_OVER_A_STATE)
+@for_each("write", WRITES_OVER_A_STATE)
 def test_a_base_goes_when_the_last_state_that_needed_it_is_written_over(
     committed_db: CommittedDatabase, store: DatabaseStateStore, write: str
 ) -> None:

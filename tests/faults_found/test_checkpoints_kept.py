@@ -16,8 +16,9 @@ from helix_store.core.contracts import StateStore
 from helix_store.core.types import SessionState, StepCommit, StepInfo
 from helix_store.exceptions import CheckpointNotFound
 from helix_store.models import Checkpoint, CheckpointKind
-from helix_store.sessions.deltas import MAX_DELTAS
+from helix_store.sessions.state import MAX_DELTAS
 from helix_store.stores import DatabaseStateStore, InMemoryStateStore
+from tests.cells import for_each
 from tests.database.test_statements import sent_by
 from tests.databases import CommittedDatabase
 from tests.faults_found.races import Writers, held_session, until_backends_wait
@@ -91,7 +92,7 @@ def rows_of(database: CommittedDatabase, *kinds: CheckpointKind) -> int:
     return rows.filter(kind__in=kinds).count() if kinds else rows.count()
 
 
-@pytest.mark.parametrize("keep", [1, 2, 5])
+@for_each("keep", [1, 2, 5])
 def test_a_step_leaves_the_newest_checkpoints_and_what_they_are_deltas_from(
     form: CommittedDatabase, store: DatabaseStateStore, keep: int
 ) -> None:
@@ -163,7 +164,7 @@ FORMS_OF_A_STEP: Final[dict[str, Callable[[DatabaseStateStore, int], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("step", FORMS_OF_A_STEP)
+@for_each("step", FORMS_OF_A_STEP)
 def test_every_form_of_a_step_keeps_as_many(
     form: CommittedDatabase, store: DatabaseStateStore, step: str
 ) -> None:
@@ -233,7 +234,7 @@ def test_a_repeated_operation_is_known_after_its_checkpoint_was_dropped(store: D
         assert store.get_checkpoint("s", first.checkpoint_id) is None
 
 
-@pytest.mark.parametrize("keep", [0, -1, "2", True, 1.0])
+@for_each("keep", [0, -1, "2", True, 1.0])
 def test_a_number_that_makes_no_sense_is_an_error_before_anything_is_written(
     store: DatabaseStateStore, keep: Any
 ) -> None:

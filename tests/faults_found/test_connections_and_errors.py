@@ -24,6 +24,7 @@ from helix_store.stores import (
     DatabaseUsageStore,
 )
 from helix_store.testing.usage.base import custom
+from tests.cells import for_each
 from tests.database.separate import execute, fetch
 from tests.databases import CommittedDatabase
 from tests.faults_found.races import held
@@ -147,7 +148,7 @@ def kept_between_requests(
     return postgres_forms
 
 
-@pytest.mark.parametrize("name", CALLS)
+@for_each("name", CALLS)
 def test_the_first_call_of_a_request_connects_again_when_the_server_has_hung_up(
     kept_between_requests: CommittedDatabase, faces: Faces, name: str
 ) -> None:
@@ -198,7 +199,7 @@ def test_without_health_checks_the_first_call_fails_and_the_second_connects_agai
 # Statements that the server cancels
 
 
-@pytest.mark.parametrize("name", WRITES)
+@for_each("name", WRITES)
 def test_a_write_that_the_server_cancelled_was_not_applied(
     postgres_forms: CommittedDatabase, faces: Faces, name: str
 ) -> None:
@@ -233,9 +234,9 @@ IN_HAND: Final[dict[str, Call]] = {
 }
 
 
-@pytest.mark.parametrize("ends_with", ["commit", "rollback"])
-@pytest.mark.parametrize("name", IN_HAND)
-@pytest.mark.parametrize("fast", [True, False], ids=["one statement", "portable"])
+@for_each("ends_with", ["commit", "rollback"])
+@for_each("name", IN_HAND)
+@for_each("fast", [True, False], ids=["one statement", "portable"])
 def test_a_transaction_begun_by_hand_in_a_thread_lasts_until_its_owner_ends_it(
     postgres_db: CommittedDatabase, name: str, ends_with: str, fast: bool
 ) -> None:

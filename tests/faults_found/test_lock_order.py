@@ -13,6 +13,7 @@ from django.db import connections, transaction
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.exceptions import FencedOutError
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
+from tests.cells import for_each
 from tests.database.separate import execute, separate_connection
 from tests.databases import CommittedDatabase
 from tests.faults_found.races import Writers, until, until_backends_wait
@@ -60,9 +61,9 @@ def notice_deadlocks_first(alias: str) -> None:
     execute(connections[alias], "SET LOCAL deadlock_timeout = '20ms'")
 
 
-@pytest.mark.parametrize("victim", ["successor", "former holder"])
-@pytest.mark.parametrize("late", GUARDED)
-@pytest.mark.parametrize("write", GUARDED)
+@for_each("victim", ["successor", "former holder"])
+@for_each("late", GUARDED)
+@for_each("write", GUARDED)
 def test_a_takeover_and_a_write_in_one_block_do_not_deadlock_with_a_former_holder(
     postgres_forms: CommittedDatabase,
     store: DatabaseStateStore,
@@ -94,8 +95,8 @@ def test_a_takeover_and_a_write_in_one_block_do_not_deadlock_with_a_former_holde
     assert version(store) == 2
 
 
-@pytest.mark.parametrize("is_in_block", [True, False], ids=["in a block", "alone"])
-@pytest.mark.parametrize("write", GUARDED)
+@for_each("is_in_block", [True, False], ids=["in a block", "alone"])
+@for_each("write", GUARDED)
 def test_a_former_holder_whose_write_is_under_way_keeps_the_lock_from_the_next_one(
     postgres_forms: CommittedDatabase,
     store: DatabaseStateStore,
@@ -119,7 +120,7 @@ def test_a_former_holder_whose_write_is_under_way_keeps_the_lock_from_the_next_o
     assert version(store) == 3
 
 
-@pytest.mark.parametrize("write", GUARDED)
+@for_each("write", GUARDED)
 def test_writers_and_takeovers_in_blocks_never_meet_in_a_deadlock(
     postgres_forms: CommittedDatabase, store: DatabaseStateStore, write: str
 ) -> None:

@@ -54,9 +54,9 @@ def test_two_hundred_trees_in_memory() -> None:
         drive(store, seed)
 
 
-def test_fifty_trees_in_a_database(committed_db: CommittedDatabase) -> None:
+def test_twelve_trees_in_a_database(committed_db: CommittedDatabase) -> None:
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
-    for seed in range(50):
+    for seed in range(12):
         drive(store, seed)
 
 

@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store.schema import LATEST_VERSION, current_version
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.cleanup.conftest import LONG_AGO
 from tests.databases import CommittedDatabase, delete_all_rows
 
@@ -71,7 +72,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@for_each("command", COMMANDS)
 def test_every_command_asks_the_database_of_the_stores_alone(
     postgres_db: CommittedDatabase, tmp_path: Path, command: str
 ) -> None:

@@ -16,6 +16,7 @@ from helix_store.exceptions import ConflictError
 from helix_store.handles import Step, Turn
 from helix_store.models import InterruptRequest
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.faults.proxy import Cut
 from tests.faults.wires import Wire, opened_wire
@@ -87,7 +88,7 @@ def require_nothing_of_it(turn: Turn) -> None:
     assert (turn.is_active, turn.state.step_count, turn.state.status) == (True, 0, SessionStatus.ACTIVE)
 
 
-@pytest.mark.parametrize("act", STEPS)
+@for_each("act", STEPS)
 def test_a_turn_forgets_a_step_whose_commit_fails(store: Kept, act: Callable[[Step], None]) -> None:
     with store.session("s").turn() as turn:
         lose_the_commit(turn, act, store.alias)
@@ -119,7 +120,7 @@ def test_the_run_of_a_turn_that_ends_with_the_failed_commit_counts_what_is_store
     assert (store.last_run().status, store.last_run().step_count) == ("failed", 0)
 
 
-@pytest.mark.parametrize("act", STEPS)
+@for_each("act", STEPS)
 def test_a_turn_forgets_a_step_whose_savepoint_is_rolled_back(
     store: Kept, act: Callable[[Step], None]
 ) -> None:
@@ -175,8 +176,8 @@ def test_a_turn_asks_what_is_stored_when_another_hook_fails_after_the_commit(sto
     assert (run.status, run.step_count, store.tokens()) == ("completed", 1, 1)
 
 
-@pytest.mark.parametrize("act", STEPS)
-@pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER], ids=lambda cut: cut.name.lower())
+@for_each("act", STEPS)
+@for_each("cut", [Cut.BEFORE, Cut.AFTER], ids=lambda cut: cut.name.lower())
 def test_a_turn_asks_what_is_stored_when_the_commit_is_cut_off(
     wire: Wire, cut: Cut, act: Callable[[Step], None]
 ) -> None:

@@ -28,6 +28,7 @@ from helix_store.stores import (
     MemoryWorld,
 )
 from helix_store.testing.usage.base import custom
+from tests.cells import for_each
 from tests.database.counted_calls import CALLS, Faces
 from tests.databases import CommittedDatabase, close_connections, fresh_tenant
 
@@ -83,7 +84,7 @@ def is_aware_and_recent(moment: datetime) -> bool:
     return moment.year == 2026 or abs(moment - datetime.now(UTC)) < timedelta(minutes=30)
 
 
-@pytest.mark.parametrize("face", CALLS)
+@for_each("face", CALLS)
 def test_every_call_works_and_returns_aware_moments(face: str, database: CommittedDatabase) -> None:
     wrong: dict[str, object] = {}
     for name, prepare in CALLS[face].items():

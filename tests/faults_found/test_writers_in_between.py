@@ -16,8 +16,8 @@ from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.contrib.langgraph import DjangoSaver
 from helix_store.core import moments
 from helix_store.core.types import RunStatus, StatusChange
-from helix_store.engine.access import new_call_id
-from helix_store.engine.commits import CALL_IDS_LENGTH, recorded_value
+from helix_store.engine.database import new_call_id
+from helix_store.engine.statement import CALL_IDS_LENGTH, recorded_value
 from helix_store.exceptions import ConflictError, LockLostError, OutcomeUnknown
 from helix_store.models import Lock, Operation
 from helix_store.stores import (
@@ -27,6 +27,7 @@ from helix_store.stores import (
     DatabaseUsageStore,
 )
 from helix_store.testing.usage.base import tokens
+from tests.cells import for_each
 from tests.faults.proxy import Cut
 from tests.faults.wires import Wire
 from tests.frameworks.langgraph.graphs import config_of, put
@@ -94,7 +95,7 @@ TAKEN: Final[list[Callable[[DatabaseStateStore], None]]] = [
 ]
 
 
-@pytest.mark.parametrize("take", TAKEN, ids=lambda take: take.__name__)
+@for_each("take", TAKEN, ids=lambda take: take.__name__)
 def test_a_staged_change_that_was_taken_is_not_staged_again(
     wire: Wire, take: Callable[[DatabaseStateStore], None]
 ) -> None:

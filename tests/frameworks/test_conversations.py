@@ -38,6 +38,7 @@ from helix_store.stores import DatabaseStateStore
 from tests.admin.conftest import Browser, Page, browser_on
 from tests.admin.rows import write_session
 from tests.asgi_server import database_url
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 SAID = {
@@ -174,12 +175,12 @@ def test_the_list_of_the_command_counts_the_messages_of_adapters(browser: Browse
         return output.getvalue(), len(captured)
 
     add(0, 3)
-    few, statements = listed()
+    few, statements = listed("--wide")
     assert re.search(r"chat-0 .* 0 +3 +20", few)
     assert re.search(r"own .* 1 +1 +20", few)
     for number in range(1, 20):
         add(number, 1)
-    assert listed()[1] == statements
+    assert listed("--wide")[1] == statements
     found = {each["session_id"]: each for each in json.loads(listed("--format", "json")[0])["sessions"]}
     conversation = {"framework": "OpenAI Agents SDK", "message_count": 3, "is_partial": False}
     assert (found["chat-0"]["message_count"], found["chat-0"]["conversation"]) == (0, conversation)
@@ -189,7 +190,7 @@ def test_the_list_of_the_command_counts_the_messages_of_adapters(browser: Browse
 def test_a_list_of_the_stores_own_sessions_asks_no_adapter(browser: Browser) -> None:
     write_session(browser.database, "Hello", session_id="own")
     page = browser.list_of(Session)
-    assert f"Hello own tenant {browser.database.tenant} Hello Hello active Hello 1 1 step" in page.text
+    assert f"Hello own tenant {browser.database.tenant} Hello Hello crashed Hello Hello 1 1 step" in page.text
     assert not [each for each in page.statements if LangGraphCheckpoint._meta.db_table in each]
 
 
@@ -310,7 +311,7 @@ def _says(name: str, payload: dict[str, Any]) -> tuple[str, list[Part]]:
         (
             {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "Hm."}]},
             "assistant",
-            Part(kind="thinking", text="Hm."),
+            Part(kind="thinking", text="Hm.", rest='{"id": "r"}'),
         ),
         (
             {"type": "web_search_call", "id": "w"},
@@ -330,7 +331,7 @@ def test_an_item_of_the_responses_api_is_a_message(item: dict[str, Any], role: s
         (
             {"type": "system", "content": "Compacted", "timestamp": "never"},
             "system",
-            Part(kind="text", text="Compacted"),
+            Part(kind="text", text="Compacted", rest='{"timestamp": "never"}'),
         ),
         (
             {"type": "snapshot", "files": 2},
@@ -350,7 +351,7 @@ def test_an_entry_of_a_transcript_without_a_message_is_shown(
     [
         (
             {"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": "s"}}},
-            Part(kind="thinking", text="Hm."),
+            Part(kind="thinking", text="Hm.", rest='{"signature": "s"}'),
         ),
         (
             {"toolResult": {"toolUseId": "c", "status": "error", "content": [{"json": {"a": 1}}]}},
@@ -373,7 +374,7 @@ def test_an_entry_of_a_transcript_without_a_message_is_shown(
 )
 def test_a_block_of_strands_is_a_part(block: dict[str, Any], part: Part) -> None:
     message = {"role": "user", "content": [block]}
-    assert _says("Strands Agents", {"message": message, "message_id": 0}) == ("user", [part])
+    assert _says("Strands Agents", {"message": message}) == ("user", [part])
 
 
 def test_a_redacted_message_of_strands_is_shown_as_redacted(browser: Browser) -> None:
@@ -515,7 +516,7 @@ def test_reading_a_thread_imports_and_builds_nothing_that_its_bytes_name(
     assert "antigravity" not in sys.modules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "blob"),
     [("msgpack+aes", b"\x92\x01\x02"), ("msgpack", b"\x92\xc1"), ("json", b"[1]"), ("pickle", b"(lp0\n.")],
 )

@@ -20,6 +20,7 @@ from helix_store.contrib.pydantic_ai.models import Conversation as StoredConvers
 from helix_store.contrib.strands import DjangoSessionRepository
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.models import Item
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -53,7 +54,7 @@ def repository(committed_db: CommittedDatabase) -> DjangoSessionRepository:
     return repository
 
 
-@pytest.mark.parametrize(
+@for_each(
     "call",
     [
         lambda repository: repository.create_agent("trip", _agent(DEEP)),
@@ -81,7 +82,7 @@ def test_a_deep_state_of_strands_is_refused_before_sql(
 DAMAGED: list[str] = ["5", "{}", '{"message":1', '{"~json":"{"}', '{"~json":5}']
 
 
-@pytest.mark.parametrize("payload", DAMAGED)
+@for_each("payload", DAMAGED)
 def test_a_damaged_message_of_strands_is_a_fault(
     repository: DjangoSessionRepository, committed_db: CommittedDatabase, payload: str
 ) -> None:
@@ -93,8 +94,8 @@ def test_a_damaged_message_of_strands_is_a_fault(
     assert len(repository.list_messages("trip", "guide", limit=1)) == 1
 
 
-@pytest.mark.parametrize("payload", DAMAGED)
-@pytest.mark.parametrize(
+@for_each("payload", DAMAGED)
+@for_each(
     ("lane", "read"),
     [
         ("session", lambda repository: repository.read_session("trip")),
@@ -172,7 +173,7 @@ def test_a_damaged_entry_of_a_transcript_is_a_fault_of_that_transcript(
 # --- Pydantic AI -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document", ['{"cut"', "{}", "[]"])
+@for_each("document", ['{"cut"', "{}", "[]"])
 def test_a_damaged_record_is_left_out_of_the_list_of_conversations(
     committed_db: CommittedDatabase, document: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,8 +191,8 @@ def test_a_damaged_record_is_left_out_of_the_list_of_conversations(
     assert type(fault.value) is IntegrityFault
 
 
-@pytest.mark.parametrize("content", [DEEP, object()], ids=["deep", "object"])
-@pytest.mark.parametrize(
+@for_each("content", [DEEP, object()], ids=["deep", "object"])
+@for_each(
     "message",
     [
         lambda content: ModelRequest(

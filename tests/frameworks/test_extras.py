@@ -11,8 +11,12 @@ from configparser import ConfigParser
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from tests.cells import for_each
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -25,6 +29,34 @@ PACKAGES = {
     "pydantic_ai": ("pydantic_ai", "pydantic-ai"),
     "strands": ("strands", "strands"),
 }
+
+
+_STORED = {
+    "claude_agent": ("DjangoClaudeSessions", "DjangoSessionStore"),
+    "langgraph": ("DjangoSaver", "DjangoStore"),
+    "openai_agents": ("RunStateStore",),
+    "pydantic_ai": ("DjangoConversationStore",),
+}
+"""Names that need tables of their own package."""
+
+
+def test_a_name_that_needs_tables_says_so_without_its_app(settings: Any) -> None:
+    settings.INSTALLED_APPS = [
+        app for app in settings.INSTALLED_APPS if not app.startswith("helix_store.contrib")
+    ]
+    said = {}
+    for package in _STORED:
+        module = import_module(f"helix_store.contrib.{package}")
+        for name in module.__all__:
+            try:
+                getattr(module, name)
+            except ImproperlyConfigured as exc:
+                said[package, name] = str(exc)
+    assert set(said) == {(package, name) for package, names in _STORED.items() for name in names}
+    assert said["langgraph", "DjangoSaver"] == (
+        "DjangoSaver needs the tables of helix_store.contrib.langgraph: "
+        'add "helix_store.contrib.langgraph" to INSTALLED_APPS, and migrate.'
+    )
 
 
 def test_the_extras_have_a_cap_and_tox_tests_their_oldest_versions() -> None:
@@ -42,15 +74,22 @@ def test_the_extras_have_a_cap_and_tox_tests_their_oldest_versions() -> None:
     assert sorted(f"{each[1]}=={each[2]}" for each in in_dev) == sorted(tested)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+_RENAMED = {
+    ("agent_framework", "DjangoSessionStore"): "DjangoAgentSessions",
+    ("claude_agent", "DjangoSessionStore"): "DjangoClaudeSessions",
+}
+"""Names from before a renaming, which are aliases."""
+
+
+@for_each("package", PACKAGES)
 def test_every_name_of_a_package_is_there(package: str) -> None:
     pytest.importorskip(PACKAGES[package][0])
     module = import_module(f"helix_store.contrib.{package}")
     for name in module.__all__:
-        assert getattr(module, name).__name__ == name
+        assert getattr(module, name).__name__ == _RENAMED.get((package, name), name)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@for_each("package", PACKAGES)
 def test_another_name_is_an_attribute_error(package: str) -> None:
     module = import_module(f"helix_store.contrib.{package}")
     with pytest.raises(AttributeError, match="has no attribute 'Unknown'"):
@@ -114,7 +153,7 @@ except ImportError as exc:
 """
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@for_each("package", PACKAGES)
 def test_the_app_is_installed_without_its_framework_and_a_name_tells_the_extra(package: str) -> None:
     framework, extra = PACKAGES[package]
     name = import_module(f"helix_store.contrib.{package}").__all__[0]

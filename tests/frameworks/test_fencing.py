@@ -18,6 +18,7 @@ from helix_store.exceptions import FencedOutError, InvalidPayload
 from helix_store.models import Item, UsageEntry
 from helix_store.models import Session as StoredSession
 from helix_store.stores import DatabaseLockManager
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 Store = DjangoSessionStore | DjangoSessionRepository | DjangoSession
@@ -126,7 +127,7 @@ def _locked_twice(database: CommittedDatabase) -> tuple[int, int]:
     return both
 
 
-@pytest.mark.parametrize(("make", "write"), WRITES)
+@for_each(("make", "write"), WRITES)
 def test_a_superseded_owner_writes_nothing(committed_db: CommittedDatabase, make: Make, write: Write) -> None:
     _fill(make(committed_db, None))
     superseded, _ = _locked_twice(committed_db)
@@ -136,7 +137,7 @@ def test_a_superseded_owner_writes_nothing(committed_db: CommittedDatabase, make
     assert _stored(committed_db) == before
 
 
-@pytest.mark.parametrize(("make", "write"), WRITES)
+@for_each(("make", "write"), WRITES)
 def test_the_new_owner_writes(committed_db: CommittedDatabase, make: Make, write: Write) -> None:
     _fill(make(committed_db, None))
     _, owner = _locked_twice(committed_db)

@@ -16,10 +16,11 @@ from helix_store.core.usage import UsageEntry, UsageSource
 from helix_store.exceptions import ConflictError, InvalidPayload, LimitExceeded
 from helix_store.models import Item, Session
 from helix_store.models import UsageEntry as UsageRow
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.writes import WRITES, Write, langgraph, openai
 
-each_write = pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+each_write = for_each("write", WRITES, ids=lambda write: write.__name__)
 
 
 def users(db: CommittedDatabase) -> list[str | None]:

@@ -19,6 +19,7 @@ from helix_store.contrib.openai_agents import DjangoSession, RunStateStore
 from helix_store.contrib.pydantic_ai import DjangoConversationStore
 from helix_store.contrib.strands import DjangoSessionRepository
 from helix_store.exceptions import InvalidPayload, InvalidQuery
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 _KEY: Final = {"project_key": "p", "session_id": "s"}
@@ -38,6 +39,8 @@ _SESSION: Final[dict[str, dict[str, Any]]] = {
     "store_run_usage": {"result": None},
     "get_session_usage": {"branch_id": "main"},
     "get_turn_usage": {"user_turn_number": 1, "branch_id": "main"},
+    "get_conversation_by_turns": {"branch_id": "main"},
+    "get_tool_usage": {"branch_id": "main"},
 }
 _RUN_STATES: Final[dict[str, dict[str, Any]]] = {
     "save": {
@@ -116,8 +119,8 @@ async def _record() -> Any:
     return written[0]
 
 
-@pytest.mark.parametrize("wrong", [object(), 1.5], ids=["object", "float"])
-@pytest.mark.parametrize(("make", "call", "argument", "arguments"), _ARGUMENTS)
+@for_each("wrong", [object(), 1.5], ids=["object", "float"], shared=True)
+@for_each(("make", "call", "argument", "arguments"), _ARGUMENTS, shared=True)
 def test_a_wrong_type_is_refused_before_sql(
     committed_db: CommittedDatabase,
     make: Make,
@@ -139,7 +142,7 @@ def test_a_wrong_type_is_refused_before_sql(
     assert captured.captured_queries == []
 
 
-@pytest.mark.parametrize(("make", "calls"), _STORES, ids=lambda value: getattr(value, "__name__", None))
+@for_each(("make", "calls"), _STORES, ids=lambda value: getattr(value, "__name__", None))
 def test_every_public_call_has_a_row(make: Make, calls: dict[str, dict[str, Any]]) -> None:
     store = make(using="default", tenant="")
     public = {

@@ -20,6 +20,7 @@ from helix_store.exceptions import (
     NotSupportedOnBackend,
 )
 from helix_store.testing.state_store.tool_calls import LONG_AGO
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.handles.worlds import World, database_world
 
@@ -117,7 +118,7 @@ def test_the_async_form(world: World) -> None:
         step.use_approval("call")
 
 
-@pytest.mark.parametrize("default", ["reject", "fail"])
+@for_each("default", ["reject", "fail"])
 def test_a_default_needs_no_permission_and_no_number(world: World, default: str) -> None:
     asked(world, permission="auth.add_user", requester="ann", approvals=3, on_expiry=default)
     if world.is_foreign:

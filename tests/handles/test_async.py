@@ -19,9 +19,9 @@ from tests.handles.worlds import World
 ASK: dict[str, Any] = {"tool_name": "ask"}
 HELLO = {"role": "user", "content": "hello"}
 NO_TWIN = {
-    SessionHandle: {"step", "turn"},
+    SessionHandle: {"effect", "step", "turn"},
     Step: set(),
-    Turn: {"step", "tokens", "tool"},
+    Turn: {"effect", "step", "tokens", "tool"},
 }
 """Calls that send nothing: what they return has an async form, or they only remember."""
 
@@ -116,7 +116,7 @@ class Gate:
         return self.call(*args, **kwargs)
 
 
-@pytest.mark.parametrize("gated", ["load_state", "start_run"])
+@pytest.mark.parametrize("gated", ["_enter", "_start_run"])
 def test_a_task_that_is_cancelled_while_it_enters_leaves_no_lock(gated: str) -> None:
     class Gated(InMemoryStateStore):
         pass

@@ -19,8 +19,7 @@ from typing import Any, Final
 import pytest
 
 from helix_store.core.types import RunStatus, SessionStatus
-from helix_store.engine.connections import keep_open
-from helix_store.engine.database import Database
+from helix_store.engine.database import Database, keep_open
 from helix_store.exceptions import FencedOutError, LockLostError, SessionBusy
 from tests.databases import CommittedDatabase
 from tests.handles.workers import STEPS, drive, open_session, pause_in_a_step, take_turn

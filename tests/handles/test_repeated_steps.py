@@ -8,6 +8,7 @@ import pytest
 
 from helix_store.core.types import StepCommit
 from helix_store.exceptions import IdempotencyConflict
+from tests.cells import for_each
 from tests.handles.worlds import World
 
 
@@ -56,7 +57,7 @@ def test_the_state_of_a_repeated_step_is_what_is_stored(world: World) -> None:
         assert (step.state.version, step.state.step_count) == (state.version, 1)
 
 
-@pytest.mark.parametrize("other", [{"text": "else"}, {"text": "hello", "order": "B-1"}], ids=repr)
+@for_each("other", [{"text": "else"}, {"text": "hello", "order": "B-1"}], ids=repr)
 def test_another_step_with_the_same_operation_id_is_refused(world: World, other: dict[str, Any]) -> None:
     world.new_session()
     make_step(world, "hello")

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from helix_store.core.usage import TokenCounts
 from helix_store.exceptions import InvalidPayload, StaleStateError
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.handles.worlds import World, database_world
 
@@ -25,7 +27,16 @@ def entries(world: World) -> list[Any]:
 
 def test_usage_is_recorded_with_the_step_session_run_and_step_filled_in(world: World) -> None:
     with world.turn(world.new_session()) as turn:
-        turn.tokens(model="m", prompt=3, completion=2, reasoning=1, cached=1, cost_usd="0.25")
+        turn.tokens(
+            model="m",
+            prompt=3,
+            completion=2,
+            reasoning=1,
+            cached=1,
+            cache_write=2,
+            audio_completion=1,
+            cost_usd="0.25",
+        )
         with turn.step() as step:
             turn.tool("search", True, timedelta(seconds=1.5))
             turn.tool("book", success=False, duration=20)
@@ -40,13 +51,9 @@ def test_usage_is_recorded_with_the_step_session_run_and_step_filled_in(world: W
     assert {entry.run_id for entry in entries(world)} == {turn.run.run_id}
     assert [entry.step_count for entry in entries(world)] == [1, 1, 1, 2]
     assert (tokens.source.type, tokens.source.name) == ("agent", "agent")
-    assert tokens.tokens.to_dict() == {
-        "prompt": 3,
-        "completion": 2,
-        "reasoning": 1,
-        "cached": 1,
-        "total": 5,
-    }
+    assert tokens.tokens == TokenCounts(
+        prompt=3, completion=2, reasoning=1, cached=1, cache_write=2, audio_completion=1, total=5
+    )
     assert str(tokens.cost_usd) == "0.250000000000"
     assert (search.tool_name, search.success, search.duration_ms) == ("search", True, 1_500)
     assert (book.tool_name, book.success, book.duration_ms) == ("book", False, 20)
@@ -99,7 +106,7 @@ def test_what_was_spent_outside_of_a_step_is_recorded_at_the_end(world: World) -
     assert [entry.step_count for entry in entries(world)] == [1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bad",
     [{"model": ""}, {"prompt": -1}, {"prompt": 1.5}, {"cost_usd": "much"}, {"total": -1}],
     ids=repr,

@@ -19,6 +19,7 @@ from helix_store.exceptions import (
     PatchError,
     StaleStateError,
 )
+from tests.cells import for_each
 from tests.handles.worlds import World
 
 ASK: dict[str, Any] = {"tool_name": "ask"}
@@ -218,7 +219,7 @@ def test_the_root_of_a_tree_records_the_question_of_a_child(world: World) -> Non
     assert world.store.submit_tool_result("root", "call", result=1).session_id == "child"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "calls",
     [
         "call",

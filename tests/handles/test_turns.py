@@ -18,8 +18,9 @@ from helix_store.exceptions import (
     StoreBusy,
     TurnInterrupted,
 )
-from helix_store.locks.manager import Lock
+from helix_store.locks import Lock
 from helix_store.stores import InMemoryStateStore, NoOpLockManager
+from tests.cells import for_each
 from tests.handles.worlds import World
 
 ASK: dict[str, Any] = {"tool_name": "ask"}
@@ -41,6 +42,29 @@ def waiting(world: World, **calls: Any) -> None:
 
 
 # A whole turn
+
+
+def test_a_change_of_the_turns_state_in_a_step_is_stored_with_the_step(world: World) -> None:
+    with world.turn(world.new_session()) as turn:
+        with turn.step() as step:
+            assert turn.state is step.state
+            turn.state.custom_state["order"] = "A-17"
+        assert turn.state.custom_state == {"order": "A-17"}
+        with turn.step():
+            assert turn.state.custom_state == {"order": "A-17"}
+            turn.state.custom_state["items"] = [1]
+    assert turn.session.load().custom_state == {"order": "A-17", "items": [1]}
+
+
+def test_a_step_that_fails_leaves_the_turns_state_as_it_was(world: World) -> None:
+    with world.turn(world.new_session()) as turn:
+        with pytest.raises(Interruption), turn.step():
+            turn.state.custom_state["order"] = "A-17"
+            raise Interruption
+        assert turn.state.custom_state == {}
+        with turn.step():
+            pass
+    assert turn.session.load().custom_state == {}
 
 
 def test_a_turn_drives_a_session_to_its_end(world: World) -> None:
@@ -123,7 +147,7 @@ def test_owner_and_term_are_those_that_were_given(world: World) -> None:
         assert turn._lock.ttl_ms == world.locks.default_ttl_ms
 
 
-@pytest.mark.parametrize("bad", [{"ttl": 0}, {"ttl": timedelta(-1)}, {"ttl": "1"}, {"owner": ""}], ids=repr)
+@for_each("bad", [{"ttl": 0}, {"ttl": timedelta(-1)}, {"ttl": "1"}, {"owner": ""}], ids=repr)
 def test_a_lock_that_makes_no_sense_is_refused(world: World, bad: dict[str, Any]) -> None:
     session = world.new_session()
     before = world.contents()
@@ -235,7 +259,7 @@ def test_a_session_that_still_waits_starts_no_run(world: World) -> None:
     assert world.locks.get_active_locks() == []
 
 
-@pytest.mark.parametrize("status", ["completed", "failed"])
+@for_each("status", ["completed", "failed"])
 def test_a_session_that_has_ended_starts_no_run(world: World, status: str) -> None:
     world.new_session()
     world.store.update_status("session", status)
@@ -277,7 +301,7 @@ def test_an_answered_session_is_resumed_and_its_answers_are_offered(world: World
     assert world.store.take_tool_results("session") == {}
 
 
-@pytest.mark.parametrize("status", ["active", "completed"])
+@for_each("status", ["active", "completed"])
 def test_a_session_that_another_worker_took_up_before_the_lock_is_read_again(
     world: World, status: str
 ) -> None:
@@ -375,7 +399,7 @@ def test_a_superseded_run_is_not_updated_by_its_old_turn(world: World) -> None:
     assert (old.status, old.completion_reason) == (RunStatus.INTERRUPTED, "superseded")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ending", "status"),
     [("finish", "completed"), ("fail", "failed"), ("wait_for", "suspended_client_tool")],
 )
@@ -413,7 +437,7 @@ def test_a_question_that_the_root_does_not_know_yet_is_recorded_by_the_next_turn
 # Interrupts
 
 
-@pytest.mark.parametrize("kind", ["interrupt", "abort"])
+@for_each("kind", ["interrupt", "abort"])
 def test_an_interrupt_ends_the_turn_quietly(world: World, kind: str) -> None:
     session = world.new_session()
     reached = []

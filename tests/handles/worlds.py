@@ -9,7 +9,7 @@ from helix_store.core.contracts import REQUIRED_METHODS, StateStore, UsageStore
 from helix_store.core.types import SessionState
 from helix_store.engine.memory import MemoryWorld
 from helix_store.handles import SessionHandle, Turn
-from helix_store.locks.manager import LockManagerBase
+from helix_store.locks import LockManagerBase
 from helix_store.stores import (
     DatabaseLockManager,
     DatabaseStateStore,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from helix_store import DatabaseStateStore, StepInfo
 from helix_store.items import ItemLog
 from helix_store.models import Item
@@ -9,7 +11,7 @@ from tests.databases import CommittedDatabase
 
 
 def test_a_branch_has_the_items_up_to_its_checkpoint(committed_db: CommittedDatabase) -> None:
-    names = {"using": committed_db.alias, "tenant": committed_db.tenant}
+    names: dict[str, Any] = {"using": committed_db.alias, "tenant": committed_db.tenant}
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
     state = store.create_session("s", agent_type="t")
     ItemLog("s", "lane", **names).append(["a", "b"], keys=["1", None])
@@ -27,7 +29,7 @@ def test_a_branch_has_the_items_up_to_its_checkpoint(committed_db: CommittedData
 
 
 def test_a_branch_of_a_session_without_checkpoints_has_all_items(committed_db: CommittedDatabase) -> None:
-    names = {"using": committed_db.alias, "tenant": committed_db.tenant}
+    names: dict[str, Any] = {"using": committed_db.alias, "tenant": committed_db.tenant}
     ItemLog("s", "lane", **names).append(["a", "b"])
     DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant).branch_session(
         "s", new_session_id="branch"
@@ -36,7 +38,7 @@ def test_a_branch_of_a_session_without_checkpoints_has_all_items(committed_db: C
 
 
 def test_items_of_an_earlier_release_are_branched_by_their_time(committed_db: CommittedDatabase) -> None:
-    names = {"using": committed_db.alias, "tenant": committed_db.tenant}
+    names: dict[str, Any] = {"using": committed_db.alias, "tenant": committed_db.tenant}
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
     state = store.create_session("s", agent_type="t")
     log = ItemLog("s", "lane", **names)

@@ -20,6 +20,7 @@ from helix_store.exceptions import (
 )
 from helix_store.items import ItemLog
 from helix_store.models import Item, Session
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.processes import run_in_threads
 
@@ -216,7 +217,7 @@ def test_a_suffix_is_replaced_when_it_is_as_expected(log: ItemLog) -> None:
     assert payloads(log) == [{"n": 0}, {"n": 1}, {"n": 2}, "summary"]
 
 
-@pytest.mark.parametrize("expected", [[3], [0, 1, 2, 3], [2.0], [True, 2]])
+@for_each("expected", [[3], [0, 1, 2, 3], [2.0], [True, 2]])
 def test_a_suffix_that_differs_stays(log: ItemLog, expected: list[Any]) -> None:
     log.append([0, 1, 2])
     assert not log.replace_suffix(expected, ["summary"])
@@ -228,6 +229,18 @@ def test_a_suffix_of_no_items_is_always_as_expected(log: ItemLog) -> None:
     assert log.replace_suffix([], [1])
     assert log.replace_suffix([1], [])
     assert payloads(log) == []
+
+
+def test_a_whole_lane_is_replaced_whatever_it_holds(log: ItemLog, committed_db: CommittedDatabase) -> None:
+    assert log.replace_suffix(None, ["first"])
+    other = ItemLog(log.session_id, "other", using=committed_db.alias, tenant=committed_db.tenant)
+    other.append(["kept"])
+    log.append([1, "damaged", 3])
+    damage(committed_db, "damaged")
+    assert log.replace_suffix(None, ["summary", 4])
+    assert (payloads(log), payloads(other)) == (["summary", 4], ["kept"])
+    assert log.replace_suffix(None, [])
+    assert (payloads(log), payloads(other)) == ([], ["kept"])
 
 
 def test_the_oldest_items_go_as_long_as_prune_wants_it(log: ItemLog) -> None:
@@ -280,7 +293,7 @@ def test_tenants_are_apart(log: ItemLog, committed_db: CommittedDatabase) -> Non
 # --- Refused arguments -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "path"),
     [
         (lambda log: log.append([1, {1}]), InvalidPayload, "/payloads/1"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from helix_store.core.transcript import turns
-from helix_store.management.output import Layout
+from helix_store.management.output import Layout, width_of
 from helix_store.management.session_page import conversation
-from helix_store.management.text import width_of
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "Is there rain in Kyōto? " * 6},

@@ -20,9 +20,9 @@ from helix_store.management.output import (
     pairs,
     table,
     terminal_width,
+    width_of,
 )
-from helix_store.management.text import width_of
-from helix_store.reports.times import epoch_moment, moment
+from helix_store.reports.payloads import epoch_moment, moment
 
 NOON = datetime(2026, 11, 22, 12, 0, 30, tzinfo=UTC)
 ON = Layout(80, has_colours=True)

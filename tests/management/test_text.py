@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helix_store.management.text import cut, cut_middle, encodable, padded, visible, width_of, wrapped
+from helix_store.management.output import cut, cut_middle, encodable, padded, visible, width_of, wrapped
+from tests.cells import for_each
 
 
 def obeyed(text: str, *, keep: str = "") -> set[str]:
@@ -20,7 +20,7 @@ def obeyed(text: str, *, keep: str = "") -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stored", "shown"),
     [
         ("\x1b[2J\x1b[31mred", "\\x1b[2J\\x1b[31mred"),
@@ -47,7 +47,7 @@ def test_no_text_has_anything_left_to_obey(text: str) -> None:
     assert obeyed(visible(text).encode("ascii", "backslashreplace").decode()) == set()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "width"),
     [("abc", 3), ("日本語", 6), ("🙂", 2), ("𐍈", 1), ("e\u0301", 1), ("ﾊﾝ", 2), ("한국", 4), ("❤\ufe0f", 2)],
 )

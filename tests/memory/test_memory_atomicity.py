@@ -32,10 +32,9 @@ from helix_store.exceptions import (
     SessionExists,
     StaleStateError,
 )
-from helix_store.sessions.memory.records import SessionRecord
-from helix_store.sessions.memory.scope import SessionTable
-from helix_store.stores.memory import InMemoryStateStore
-from tests.memory.steps import commit_step, loaded
+from helix_store.sessions.records import SessionRecord, SessionTable
+from helix_store.stores.store import InMemoryStateStore
+from tests.memory.conftest import commit_step, loaded
 
 R = TypeVar("R")
 

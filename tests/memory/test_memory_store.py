@@ -20,9 +20,9 @@ from helix_store.exceptions import (
     SessionExists,
     SessionNotFound,
 )
-from helix_store.stores.memory import InMemoryStateStore
+from helix_store.stores.store import InMemoryStateStore
 from helix_store.usage.store import InMemoryUsageStore
-from tests.memory.steps import commit_step, loaded
+from tests.memory.conftest import commit_step, loaded
 
 
 class TestHelpersForTests:

@@ -25,7 +25,7 @@ from helix_store.stores import (
 from helix_store.testing.usage.base import custom
 from tests.migrations.conftest import FreshDatabase
 
-NEWEST = "0011_budgets"
+NEWEST = "0015_token_kinds"
 
 
 @pytest.fixture
@@ -140,6 +140,7 @@ ROWS: tuple[tuple[str, Callable[[str], Callable[[], object]]], ...] = (
     ("0007_suspension_context", add_a_stream),
     ("0007_suspension_context", add_an_operation),
     ("0008_additions", add_an_approval),
+    ("0011_budgets", add_an_approval),
     ("0010_approvals", add_a_budget),
     ("zero", add_a_session),
     ("zero", add_usage_of_a_deleted_session),

@@ -23,6 +23,12 @@ DIGESTS: Final[dict[str, str]] = {
     "helix_store.0009_posts": "41a19879d528068f",
     "helix_store.0010_approvals": "d60f7895f0dd0cc0",
     "helix_store.0011_budgets": "468fb735bd5dea00",
+    "helix_store.0012_decisions": "ae4e2a8e8647be8e",
+    "helix_store.0013_tombstones": "bcd6620ddeff73ef",
+    "helix_store.0015_token_kinds": "0c4ab5c7eedeae48",
+    "helix_store.0014_leftovers_of_moves": "484dc45e93367bc3",
+    "helix_store.0016_effects": "47a8b74fb487458f",
+    "helix_store.0017_stuck_sessions": "ebb724951c3f23a0",
     "helix_store_claude_agent.0001_sessions": "db74547993d4d258",
     "helix_store_langgraph.0001_checkpoints": "c6564e5b74511455",
     "helix_store_langgraph.0002_memories": "424878c2eff1254c",
@@ -31,7 +37,11 @@ DIGESTS: Final[dict[str, str]] = {
     "helix_store_openai_agents.0001_run_states": "5608ff97279238fb",
     "helix_store_pydantic_ai.0001_conversations": "8aa9b05223703097",
 }
-"""Add a line for a new migration; change none after a release."""
+"""Add a line for a new migration. Never change or remove a line of a migration that is in a commit.
+
+This is a rule without exceptions, also before a release: whoever has migrated a database with that commit
+could not upgrade it any more. `test_unpublished_numbering` has a database to which this happened.
+"""
 
 
 def described(value: Any) -> Any:

@@ -6,8 +6,12 @@ import argparse
 import random
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from queue import SimpleQueue
 
-from tests.mutants.runner import Copy
+from tests.mutants.mutant import Mutant
+from tests.mutants.runner import Copy, Verdict
 from tests.mutants.table import MUTANTS
 
 
@@ -24,20 +28,33 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="run only tests of the quick tier, which README's command runs"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="how many to run at a time, each in its own copy")
     given = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if given.kind in (None, mutant.kind)]
     if given.sample is not None:
         chosen = random.Random(given.seed).sample(chosen, min(given.sample, len(chosen)))  # noqa: S311
     made, killed = Counter[str](), Counter[str]()
-    with Copy.made(is_quick=given.quick) as copy:
+    with ExitStack() as stack, ThreadPoolExecutor(given.jobs) as pool:
+        copies = [stack.enter_context(Copy.made(is_quick=given.quick)) for _ in range(given.jobs)]
         if not given.skip_baseline:
-            copy.require_passing(test for mutant in chosen for test in mutant.tests)
+            copies[0].require_passing(test for mutant in chosen for test in mutant.tests)
             print("every test passes without a mutant", flush=True)  # noqa: T201
-        for mutant in chosen:
-            verdict = copy.verdict(mutant)
-            made[mutant.kind] += 1
-            killed[mutant.kind] += verdict.killer is not None
-            print(f"{mutant.kind}: {mutant}\n    {verdict} in {verdict.seconds:.0f} s", flush=True)  # noqa: T201
+        free = SimpleQueue[Copy]()
+        for copy in copies:
+            free.put(copy)
+
+        def judge(mutant: Mutant) -> Verdict:
+            copy = free.get()
+            try:
+                return copy.verdict(mutant)
+            finally:
+                free.put(copy)
+
+        for verdict in pool.map(judge, chosen):
+            kind = verdict.mutant.kind
+            made[kind] += 1
+            killed[kind] += verdict.killer is not None
+            print(f"{kind}: {verdict.mutant}\n    {verdict} in {verdict.seconds:.0f} s", flush=True)  # noqa: T201
     for kind in made:
         print(f"{kind}: {killed[kind]} of {made[kind]} killed")  # noqa: T201
     return 0 if made == killed else 1

@@ -8,7 +8,7 @@ from tests.mutants.mutant import Mutant, in_memory, state
 
 __all__ = ["APPROVALS"]
 
-_RULES: Final = "sessions/approvals.py"
+_RULES: Final = "sessions/tool_calls.py"
 _CALLS: Final = "sessions/tool_calls.py"
 _PERMITTED: Final = state(
     "with_a_permission_needs", "requester_does_not", "for_several_approvals_has_an_actor"
@@ -18,32 +18,70 @@ _CONTENT: Final = state(
 )
 _COUNTED: Final = state("two_people_approve", "are_each_counted_once")
 _USED: Final = state("is_used_once", "survives_a_rewind", "cannot_be_used", "a_branch_has_no", "expired_call")
+_STEPS: Final = state("has_no_earlier_decision")
 _RACED: Final = ("tests/concurrency/test_approvals.py", "tests/handles/test_approvals.py")
 
 APPROVALS: Final = (
     Mutant("approval", _RULES, "user.is_active and ", "", _PERMITTED),
     Mutant("approval", _RULES, "and user.has_perm(permission)", "", _PERMITTED),
-    Mutant("approval", _RULES, "actor.id in (None, requester)", "actor.id == requester", _PERMITTED),
-    Mutant("approval", _RULES, "actor.id in (None, requester)", "actor.id is None", _PERMITTED),
+    Mutant(
+        "approval",
+        _RULES,
+        "(actor.id is None or actor.is_requester(requester))",
+        "actor.id is None",
+        _PERMITTED,
+    ),
+    Mutant(
+        "approval",
+        _RULES,
+        "(actor.id is None or actor.is_requester(requester))",
+        "actor.is_requester(requester)",
+        _PERMITTED,
+    ),
+    Mutant("approval", _RULES, "return requester in names", "return requester == self.id", _PERMITTED),
+    Mutant("approval", _RULES, "if name not in _KEYS_OF_APPROVALS:", "if False:", state("a_slip_in")),
+    Mutant("approval", _RULES, 'entry["deadline"] < _FIRST_DEADLINE', "False", state("a_slip_in")),
     Mutant("approval", _RULES, "actor.id is None and number_of_approvals(call) > 1", "False", _PERMITTED),
-    Mutant("approval", _RULES, 'call.get("digest") != digest or ', "", _CONTENT),
-    Mutant("approval", _RULES, 'call["digest"] = digest\n', 'call.setdefault("digest", digest)\n', _CONTENT),
+    Mutant(
+        "approval",
+        _RULES,
+        """None} {call['digest']}\"""",
+        """None}\"""",
+        _CONTENT,
+    ),
+    Mutant(
+        "approval",
+        _RULES,
+        'call["digest"] = digest or digest_of(',
+        'call["digest"] = entry.get("digest") or digest_of(',
+        _CONTENT,
+    ),
     Mutant(
         "approval", _RULES, 'call.get("editable") is not True', "False", state("approval_of_an_editable_call")
     ),
-    Mutant("approval", _RULES, 'approval is not None and "used_by" in approval', "False", _USED),
+    Mutant("approval", _RULES, "if each.used_at is not None:", "if False:", _USED),
     Mutant("approval", _RULES, '"submitted_at" not in entry:\n        raise', "False:\n        raise", _USED),
-    Mutant("approval", _RULES, 'entry.get("approved") is False or "error" in entry', "False", _USED),
+    Mutant(
+        "approval",
+        _RULES,
+        "of_asking = [each for each in decisions if each.asking == asking]",
+        "of_asking = list(decisions)",
+        state("does_not_become_approved"),
+    ),
+    Mutant(
+        "approval",
+        _RULES,
+        'if entry.get("mark") == marks.get(key, "")',
+        "",
+        in_memory("has_no_earlier_decision", "rewind_to_the_open"),
+    ),
+    Mutant("approval", "sessions/statements.py", "live.value ->> 'mark' =", "'' <>", _STEPS),
+    Mutant(
+        "approval", _RULES, 'if entry is None or entry.get("mark") != mark:', "if entry is None:", _CONTENT
+    ),
     Mutant("approval", _RULES, 'answer.digest not in (None, call["digest"])', "False", _CONTENT),
     Mutant("approval", _CALLS, "if actor in earlier:", "if False:", _COUNTED),
     Mutant("approval", _RULES, "if not answer.is_default:", "if True:", _RACED),
-    Mutant(
-        "approval",
-        _CALLS,
-        'if "used_by" not in self.approved.get(tool_call_id, {}):',
-        "if True:",
-        in_memory("survives_a_rewind"),
-    ),
     Mutant(
         "approval",
         "stores/step.py",
@@ -51,5 +89,5 @@ APPROVALS: Final = (
         "if False:",
         state("on_an_outdated_state"),
     ),
-    Mutant("approval", "sessions/database/steps.py", " and not request.uses", "", _USED),
+    Mutant("approval", "sessions/steps.py", " and not request.uses", "", _USED),
 )

@@ -24,20 +24,32 @@ _USAGE_TENANTS: Final = usage("tenant")
 _USAGE_RACES: Final = ("tests/concurrency/test_usage.py",)
 _REPORTS: Final = named("tests/usage/test_reports.py", "test_the_sums_of_a_report")
 _ITEMS: Final = ("tests/items/test_item_log.py",)
+_SNAPSHOTS: Final = ("tests/concurrency/test_stale_snapshots.py",)
+_FOUR_AT_ONCE: Final = ("tests/concurrency/test_four_at_once.py",)
+_PROGRESS: Final = ("tests/handles/test_stored_progress.py",)
+_LOCKING: Final = "sessions/locking.py"
 _CAPS: Final = ("tests/contract/test_budgets.py",)
+_REST: Final = ("tests/handles/test_rest.py",)
 _CAP_PAGES: Final = ("tests/admin/test_budgets.py::test_values_of_another_tenant_are_not_shown",)
 _CAP_RACES: Final = ("tests/concurrency/test_budgets.py",)
 
-_STEPS: Final = "sessions/database/steps.py"
-_REQUESTS: Final = "sessions/requests.py"
-_MEMORY_STEPS: Final = "sessions/memory/steps.py"
-_USAGE: Final = "usage/database.py"
-_USAGE_SQL: Final = "usage/sql.py"
-_ITEMS_DB: Final = "items/log.py"
-_ITEM_SQL: Final = "items/sql.py"
-_BUDGET_RULES: Final = "budgets/rules.py"
-_BUDGETS: Final = "budgets/database.py"
-_BUDGET_SQL: Final = "budgets/sql.py"
+_PRICES: Final = named("tests/unit/test_pricing.py", "every_kind_of_token", "do_not_say_what")
+_READABLE: Final = ("tests/frameworks/test_readable.py",)
+_LANE: Final = named("tests/items/test_item_log.py", "a_whole_lane")
+
+_STEPS: Final = "sessions/steps.py"
+_REQUESTS: Final = "sessions/state.py"
+_MEMORY_STEPS: Final = "sessions/memory.py"
+_USAGE: Final = "usage/ledger.py"
+_ENTRIES: Final = "usage/ledger.py"
+_ITEM_STORAGE: Final = "contrib/item_storage.py"
+_PYDANTIC: Final = "contrib/pydantic_ai/store.py"
+_USAGE_SQL: Final = "usage/ledger.py"
+_ITEMS_DB: Final = "items.py"
+_ITEM_SQL: Final = "items.py"
+_BUDGET_RULES: Final = "budgets.py"
+_BUDGETS: Final = "budgets.py"
+_BUDGET_SQL: Final = "budgets.py"
 
 LEDGERS: Final = (
     # --- Operation ids: what a repeat finds
@@ -78,6 +90,24 @@ LEDGERS: Final = (
         "False",
         in_memory("another_payload_under"),
     ),
+    # --- Prices: every token has the price of its kind
+    Mutant("prices", _ENTRIES, "tokens.cached + tokens.cache_write <= tokens.prompt", "True", _PRICES),
+    Mutant(
+        "prices", _ENTRIES, '"cache_write_tokens": tokens.cache_write', '"cache_write_tokens": 0', _PRICES
+    ),
+    Mutant(
+        "prices", _ENTRIES, '"input_audio_tokens": tokens.audio_prompt', '"input_audio_tokens": 0', _PRICES
+    ),
+    # --- What is stored is readable, and a replacement ends at its lane
+    Mutant("readable", _ITEM_STORAGE, "raise InvalidPayload(path=name, reason=reason)", "return", _READABLE),
+    Mutant("readable", _PYDANTIC, "        adapter.validate_python(dumped)\n", "", _READABLE),
+    Mutant(
+        "lane",
+        _ITEMS_DB,
+        "self.db.execute(CLEAR, of_lane)",
+        "self.db.execute(CLEAR_ALL, of_lane)",
+        _LANE,
+    ),
     # --- Usage: an entry counts once, for its session and its tenant
     Mutant("usage", _USAGE_SQL, '"ON CONFLICT (tenant, entry_id) DO NOTHING"', '""', _SAME_ENTRY),
     Mutant(
@@ -97,10 +127,53 @@ LEDGERS: Final = (
     Mutant(
         "usage",
         _USAGE_SQL,
-        "WHERE tenant = (SELECT %(tenant)s) AND {{}} ORDER BY id",
-        "WHERE {{}} ORDER BY id",
+        "WHERE tenant = (SELECT %(tenant)s) AND {condition} ORDER BY id",
+        "WHERE {condition} ORDER BY id",
         _USAGE_TENANTS,
     ),
+    Mutant(
+        "usage",
+        _USAGE,
+        "(by_id[entry_id] for entry_id, has_budgets in inserted if has_budgets)",
+        "(entry for entry in entries if entry.id in {entry_id for entry_id, _ in inserted})",
+        _CAPS,
+    ),
+    Mutant("usage", _USAGE_SQL, "{session} AND {SEES_COMMITS} {{}}", "{session} {{}}", _SNAPSHOTS),
+    Mutant(
+        "usage",
+        _USAGE,
+        "                require_read_committed(isolation)\n",
+        "                pass\n",
+        _SNAPSHOTS,
+    ),
+    Mutant("budgets", _BUDGETS, "    require_read_committed(isolation)\n", "", _SNAPSHOTS),
+    Mutant("budgets", _BUDGET_SQL, "IN SHARE ROW EXCLUSIVE MODE", "IN SHARE MODE", _FOUR_AT_ONCE),
+    Mutant(
+        "sessions",
+        _LOCKING,
+        '        require_read_committed(vars(head)["isolation"])\n',
+        "        pass\n",
+        _SNAPSHOTS,
+    ),
+    Mutant(
+        "sessions",
+        "sessions/messages.py",
+        "LEAST(s.next_post_at, added.due_at) FROM added\n            WHERE s.id = %(key)s",
+        "added.due_at FROM added\n            WHERE s.id = %(key)s AND s.next_post_at IS NULL",
+        _SNAPSHOTS,
+    ),
+    Mutant(
+        "runs",
+        "sessions/runs.py",
+        "call_ids=with_recorded(None, call_id),",
+        "",
+        ("tests/faults/test_marks.py",),
+    ),
+    Mutant("turn", "sessions/statements.py", " AND k.step_count = r.step_count\n", "\n", _REST),
+    Mutant("turn", "sessions/statements.py", "AND k.message_count = s.message_count\n", "\n", _REST),
+    Mutant("turn", "sessions/heads.py", "not (has_due_posts or ", "not (False or ", _REST),
+    Mutant("turn", "stores/turn.py", "        turn._require_open(opened.state)\n", "", _PROGRESS),
+    Mutant("turn", "stores/turn.py", "            self._turn._commit_failed(self, exc)\n", "", _PROGRESS),
     Mutant(
         "usage",
         _USAGE_SQL,
@@ -152,7 +225,7 @@ LEDGERS: Final = (
         _ITEMS,
     ),
     Mutant(
-        "items", _ITEMS_DB, "session_id, new, guard, *columns)", "session_id, new, Guard(), *columns)", _ITEMS
+        "items", _ITEMS_DB, "session_id, new, guard, *columns", "session_id, new, Guard(), *columns", _ITEMS
     ),
     Mutant(
         "items",
@@ -169,12 +242,30 @@ LEDGERS: Final = (
     Mutant("budget", _BUDGET_SQL, '"holds -> %(key)s::text ->> 0 = %(token)s::text"', '"true"', _CAPS),
     Mutant("budget", _BUDGET_SQL, "WHERE b.tenant = %(tenant)s AND b.scope", "WHERE b.scope", _CAPS),
     Mutant("budget", _BUDGET_SQL, "WHERE b.tenant = %(tenant)s AND b.name", "WHERE b.name", _CAPS),
-    Mutant("budget", _BUDGET_SQL, "AS c ON c.tenant = b.tenant AND ", "AS c ON ", _CAPS),
+    Mutant("budget", _BUDGET_SQL, " ON {name}.tenant = b.tenant AND ", " ON ", _CAPS),
+    Mutant("budget", _BUDGET_SQL, "counters = counters.exclude(period=_HOLDER)", "pass", _CAPS),
+    Mutant(
+        "budget",
+        _BUDGET_SQL,
+        "            if hold is None and held is not None:\n",
+        "            if 0:\n",
+        _CAPS,
+    ),
+    Mutant(
+        "budget", "stores/turn.py", "            self._stop(refusal, self._spending.estimate)\n", "", _CAPS
+    ),
+    Mutant(
+        "budget",
+        "stores/spending.py",
+        "is_guarded=is_guarded)\n        except",
+        "is_guarded=False)\n        except",
+        _CAPS,
+    ),
     Mutant("budget", _BUDGET_SQL, "l.tenant = s.tenant AND ", "", _CAPS),
     Mutant("budget", _BUDGET_SQL, "AS c WHERE c.tenant = b.tenant AND ", "AS c WHERE ", _CAP_PAGES),
     Mutant("budget", _BUDGET_SQL, "                ON c.tenant = b.tenant AND ", "ON ", _CAP_PAGES),
     Mutant("budget", _BUDGET_SQL, "l.spent_usd = given.usd AND ", "", _CAP_RACES),
     Mutant("budget", _BUDGET_SQL, " AND l.holds = given.read", "", _CAP_RACES),
-    Mutant("budget", _USAGE_SQL, "AND NOT {has_budgets('(SELECT %(tenant)s)')}", "", _CAPS),
-    Mutant("budget", "counters/counting.py", "usd=-each.usd, tokens=-each.tokens", "usd=0, tokens=0", _CAPS),
+    Mutant("budget", _USAGE_SQL, "AND NOT {applies_to('s')}", "", _CAPS),
+    Mutant("budget", "counters.py", "usd=-each.usd, tokens=-each.tokens", "usd=0, tokens=0", _CAPS),
 )

@@ -9,6 +9,7 @@ from tests.mutants.mutant import Mutant, named, state
 __all__ = ["POSTS"]
 
 _TURNS: Final = "tests/handles/test_posts.py"
+_STUCK: Final = "tests/handles/test_stuck_sessions.py"
 _ENDED: Final = state("ended_session_takes_no_posts", "ended_session_receives_nothing")
 _KEYS: Final = state("repeat_under_a_key", "else_under_a_key")
 _MAXIMUM: Final = state("so_many_posts_may_wait")
@@ -20,11 +21,11 @@ _NOT_DUE: Final = named(_TURNS, "is_not_due")
 _GOES_ON: Final = named(_TURNS, "finish_with_a_due_post", "came_before_its_end")
 _OPEN_CALLS: Final = named(_TURNS, "tool_calls_are_open", "finish_with_open_calls")
 
-_SQL: Final = "sessions/post_sql.py"
-_STEP: Final = "sessions/step_sql.py"
-_RULES: Final = "sessions/posts.py"
-_DATABASE: Final = "sessions/database/posts.py"
-_STEPS: Final = "sessions/database/steps.py"
+_SQL: Final = "sessions/messages.py"
+_STEP: Final = "sessions/statements.py"
+_RULES: Final = "sessions/messages.py"
+_DATABASE: Final = "sessions/messages.py"
+_STEPS: Final = "sessions/steps.py"
 
 POSTS: Final = (
     # --- Posting
@@ -58,20 +59,30 @@ POSTS: Final = (
     Mutant("post", _STEP, "(s.next_post_at IS NULL OR s.next_post_at > {POSTGRESQL.now})", "true", _GOES_ON),
     Mutant("post", _STEPS, "Q(next_post_at__lte=Now())", "Q(next_post_at__isnull=False)", _NOT_DUE),
     Mutant("post", _STEPS, "if has_open_calls(", "if False and has_open_calls(", _OPEN_CALLS),
-    Mutant("post", "stores/bound.py", "if has_open_calls(", "if False and has_open_calls(", _OPEN_CALLS),
+    Mutant("post", "stores/session.py", "if has_open_calls(", "if False and has_open_calls(", _OPEN_CALLS),
     Mutant(
         "post",
-        "sessions/requests.py",
+        "sessions/state.py",
         "if state is None or not has_due_posts:",
         "if state is None or has_due_posts:",
         _GOES_ON + _NOT_DUE,
     ),
     # --- Finding
-    Mutant("post", _SQL, "{of_tenant} s.next_post_at <= {clock.now}", "{of_tenant} true", _FOUND),
+    Mutant("post", _SQL, "s.next_post_at <= {due}", "s.next_post_at IS NOT NULL", _FOUND),
     Mutant("post", _SQL, "l.expires_at > {clock.now}", "false", _FOUND),
-    Mutant("post", _SQL, "l.tenant = s.tenant", "true", _FOUND),
+    Mutant("post", _SQL, "l.tenant = {session}.tenant", "true", _FOUND),
     Mutant(
         "post", _SQL, '"s.tenant = (SELECT %(tenant)s) AND", "+s.tenant = %(tenant)s AND"', '"", ""', _FOUND
+    ),
+    # --- Wake-ups take turns
+    Mutant("post", _SQL, "if len(found) == limit:", "if False:", named(_STUCK, "with_due_posts_take_turns")),
+    Mutant("post", _SQL, " FOR NO KEY UPDATE SKIP LOCKED", "", named(_STUCK, "not_waited_for")),
+    Mutant(
+        "post",
+        "stores/conditions.py",
+        "if len(ready) >= limit:",
+        "if False:",
+        named(_STUCK, "ready_sessions_take_turns"),
     ),
     Mutant(
         "post",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.mutants.mutant import ROOT, Mutant
-from tests.postgres import PostgresCluster
+from tests.postgres import NOT_DURABLE, PostgresCluster
 from tests.tiers import LEFT_OUT, is_below
 
 __all__ = ["PACKAGE", "BrokenTable", "Copy", "Verdict", "mutated"]
@@ -87,7 +87,7 @@ class Copy:
                     )
                 else:
                     shutil.copy(source, target)
-            with PostgresCluster() as cluster:
+            with PostgresCluster(options=NOT_DURABLE) as cluster:
                 yield cls(Path(folder), cluster.url, is_quick)
 
     def require_passing(self, tests: Iterable[str]) -> None:

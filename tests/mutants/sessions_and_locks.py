@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.mutant import Mutant, in_memory, locks, state, streams
+from tests.mutants.mutant import Mutant, in_memory, locks, named, state, streams
 
 __all__ = ["SESSIONS_AND_LOCKS"]
 
@@ -23,6 +23,8 @@ _WAITS: Final = state(
     "has_ended_is_refused",
     "stale",
 )
+_HANGING: Final = ("tests/frameworks/test_hanging.py",)
+_REFUSED_CALLERS: Final = named("tests/faults_found/test_async_callers.py", "does_not_write_beside")
 _TENANTS: Final = state("tenant")
 _ALL_TENANTS: Final = ("tests/security/test_tenants.py",)
 _OTHER_TENANTS_STREAMS: Final = (
@@ -62,21 +64,34 @@ _LOCK_ORDER: Final = ("tests/faults_found/test_lock_order.py",)
 _CITUS: Final = ("tests/deployments/test_citus_form.py",)
 
 _GUARDS: Final = "core/guards.py"
-_RULES: Final = "sessions/rules.py"
-_SESSIONS: Final = "sessions/sql.py"
-_STEP: Final = "sessions/step_sql.py"
-_LOCK_SQL: Final = "locks/sql.py"
-_STREAM_SQL: Final = "streams/sql.py"
+_RULES: Final = "sessions/runs.py"
+_WAITING: Final = "sessions/waiting.py"
+_SESSIONS: Final = "sessions/statements.py"
+_STEP: Final = "sessions/statements.py"
+_LOCK_SQL: Final = "locks.py"
+_STREAM_SQL: Final = "streams/chunks.py"
 _DATABASE: Final = "engine/database.py"
 _EXPRESSIONS: Final = "engine/expressions.py"
-_SNAPSHOT_SQL: Final = "checkpointers/snapshots/sql.py"
-_OPENAI_SQL: Final = "contrib/openai_agents/sql.py"
+_SNAPSHOT_SQL: Final = "checkpointers/snapshots.py"
+_OPENAI_SQL: Final = "contrib/openai_agents/run_states.py"
 
 SESSIONS_AND_LOCKS: Final = (
     # --- Versions
     Mutant("version", _GUARDS, "self.expected_version != current_version", "False", _VERSIONS),
-    Mutant("version", _STEP, "s.version = %(expected_version)s", "true", _VERSIONS + _RACES),
-    Mutant("version", _SESSIONS, "s.version = %(expected_version)s", "true", _VERSIONS),
+    Mutant(
+        "version",
+        _STEP,
+        'conditions = ["s.version = %(expected_version)s"]',
+        'conditions = ["true"]',
+        _VERSIONS + _RACES,
+    ),
+    Mutant(
+        "version",
+        _SESSIONS,
+        'conditions += ["s.version = %(expected_version)s"]',
+        'conditions += ["true"]',
+        _VERSIONS,
+    ),
     Mutant("status", _SESSIONS, "s.status = 'active'", "true", _STARTS),
     # --- Fencing tokens
     Mutant("fence", _GUARDS, "self.fencing_token < newest_token", "False", _FENCED),
@@ -136,10 +151,10 @@ SESSIONS_AND_LOCKS: Final = (
         in_memory("beside_another"),
     ),
     Mutant("status", _RULES, "status in _OVER or (", "(", _RUNS),
-    Mutant("status", _RULES, "if SessionStatus(status).is_terminal:", "if False:", _WAITS + _RUNS),
+    Mutant("status", _WAITING, "if SessionStatus(status).is_terminal:", "if False:", _WAITS + _RUNS),
     Mutant("status", _RULES, "if status != RunStatus.RUNNING:\n", "if False:\n", _WAITS + _RUNS),
-    Mutant("status", _RULES, 'or columns["status"] not in _RESUMABLE', "", _WAITS),
-    Mutant("status", _RULES, "if not has_continuation or", "if", _WAITS),
+    Mutant("status", _WAITING, 'or columns["status"] not in _RESUMABLE', "", _WAITS),
+    Mutant("status", _WAITING, "if not has_continuation or", "if", _WAITS),
     Mutant("status", _RULES, "request.run_id not in (None, running_run_id)", "False", in_memory("stale")),
     Mutant(
         "status",
@@ -170,6 +185,7 @@ SESSIONS_AND_LOCKS: Final = (
         "AND lease_expires_at IS NOT NULL AND",
         _STREAMS,
     ),
+    Mutant("run state", _OPENAI_SQL, "AND o.resumed_at IS NULL AND (o.", "AND (o.", _RUN_STATES),
     Mutant(
         "expiry",
         _OPENAI_SQL,
@@ -254,4 +270,26 @@ SESSIONS_AND_LOCKS: Final = (
         _RACES,
     ),
     Mutant("lock", _DATABASE, "form.is_citus and not only_reads", "False", _CITUS),
+    # --- Calls that wait for their own caller
+    Mutant(
+        "waits",
+        "engine/database.py",
+        "        if not blocking or not self._is_blocked_by(blocking):",
+        "        if blocking or not self._is_blocked_by(blocking):",
+        _HANGING,
+    ),
+    Mutant(
+        "waits",
+        "engine/database.py",
+        "            raise OutsideTransaction from busy",
+        "            return True",
+        _HANGING,
+    ),
+    Mutant(
+        "waits",
+        "engine/async_twins.py",
+        "    note_transactions_of({threading.get_ident(), djangos.caller})",
+        "    note_transactions_of({threading.get_ident()})",
+        _REFUSED_CALLERS,
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.approvals import APPROVALS
+from tests.mutants.effects import EFFECTS
 from tests.mutants.ledgers import LEDGERS
 from tests.mutants.posts import POSTS
 from tests.mutants.sessions_and_locks import SESSIONS_AND_LOCKS
@@ -12,4 +13,4 @@ from tests.mutants.upkeep import UPKEEP
 
 __all__ = ["MUTANTS"]
 
-MUTANTS: Final = (*SESSIONS_AND_LOCKS, *APPROVALS, *POSTS, *LEDGERS, *UPKEEP)
+MUTANTS: Final = (*SESSIONS_AND_LOCKS, *APPROVALS, *POSTS, *EFFECTS, *LEDGERS, *UPKEEP)

@@ -22,17 +22,22 @@ _RETENTION: Final = named(
 )
 _ERASURE: Final = named("tests/cleanup/test_erasure.py", "in_use_is_left", "that_is_held_is_left")
 
-_DATABASE: Final = "cleanup/database.py"
-_SQL: Final = "cleanup/sql.py"
+_ERASED: Final = ("tests/frameworks/test_erased.py",)
+
+_LEFT: Final = named("tests/shards/test_what_a_move_leaves.py", "executable_by_nobody_else")
+_ACCEPTED: Final = ("tests/transfer/test_accepted_values.py",)
+
+_FENCES: Final = "transfer/fences.py"
+_COLUMNS: Final = "transfer/records.py"
+_DATABASE: Final = "cleanup/expiry.py"
+_SQL: Final = "cleanup/erasure.py"
 _RETAIN: Final = "cleanup/retention.py"
 _ERASE: Final = "cleanup/erasure.py"
-_TREES: Final = "cleanup/trees.py"
+_TREES: Final = "cleanup/erasure.py"
 
-_HAS_RUN: Final = "WHERE r.session_id = s.id AND r.status = '{RunStatus.RUNNING.value}'\n"
-_IS_LOCKED: Final = "WHERE l.tenant = s.tenant AND l.name = s.session_id AND l.expires_at > {clock.now}\n"
-_OR: Final = "            ) OR EXISTS ("
-_ORDER: Final = "            )\n        ORDER BY"
-_AND_NOT: Final = "            )\n            AND NOT EXISTS ("
+_RUNS: Final = "sessions/runs.py"
+_POSTS: Final = "sessions/messages.py"
+_STUCK: Final = ("tests/handles/test_stuck_sessions.py",)
 
 UPKEEP: Final = (
     # --- Expired sessions
@@ -117,24 +122,27 @@ UPKEEP: Final = (
     Mutant("cleanup", _SQL, " AND owner.tenant = child.tenant", "", _IN_USE),
     Mutant("cleanup", _SQL, " AND ref.location = 'local'", "", _IN_USE),
     Mutant("cleanup", _RETAIN, "if not keys or self._not_idle(db, keys):", "if not keys:", _RETENTION),
-    Mutant("cleanup", _RETAIN, "if trees.is_in_use(db, keys):", "if False:", _IN_USE),
+    Mutant("cleanup", _RETAIN, "if is_in_use(db, keys):", "if False:", _IN_USE),
     # --- What is in use
-    Mutant("cleanup", _SQL, _HAS_RUN + _OR, "WHERE false\n" + _OR, _IN_USE),
-    Mutant("cleanup", _SQL, _IS_LOCKED + _OR, "WHERE false\n" + _OR, _IN_USE),
+    Mutant("cleanup", _SQL, '{has_live_run(clock, "s")} OR {is', "{is", _IN_USE),
+    Mutant("cleanup", _SQL, '"s")} OR {is_driven(clock)} OR EXISTS', '"s")} OR EXISTS', _IN_USE),
     Mutant(
         "cleanup",
-        _SQL,
-        _IS_LOCKED + _OR,
-        _IS_LOCKED.replace("l.tenant = s.tenant AND ", "") + _OR,
+        _RUNS,
+        "WHERE r.session_id = {session}.id AND r.status = '{RunStatus.RUNNING.value}'",
+        "WHERE r.session_id = {session}.id",
         _IN_USE,
     ),
+    Mutant("cleanup", _POSTS, "l.expires_at > {clock.now}", "l.expires_at IS NOT NULL", _IN_USE),
+    # --- What is abandoned
     Mutant(
-        "cleanup",
-        _SQL,
-        _IS_LOCKED + _OR,
-        _IS_LOCKED.replace("> {clock.now}", "IS NOT NULL") + _OR,
-        _IN_USE,
+        "cleanup", _RUNS, 'AND NOT {is_abandoned(clock, run="r", session=session)})', ")", _IN_USE + _STUCK
     ),
+    Mutant("cleanup", _RUNS, "gone.tenant = {session}.tenant AND ", "", _IN_USE),
+    Mutant("cleanup", _RUNS, "gone.token >= {run}.fencing_token", "true", _IN_USE),
+    Mutant("cleanup", _RUNS, "gone.token >= {run}", "gone.token > {run}", _IN_USE + _STUCK),
+    Mutant("cleanup", _RUNS, "(gone.expires_at IS NULL OR ", "(", _IN_USE + _STUCK),
+    Mutant("cleanup", _RUNS, " OR gone.expires_at <= {clock.now})", " OR true)", _IN_USE + _STUCK),
     Mutant("cleanup", _SQL, "st.tenant = s.tenant AND ", "", _IN_USE),
     Mutant("cleanup", _SQL, "AND st.lease_expires_at > {clock.now}", "", _IN_USE),
     Mutant(
@@ -150,22 +158,8 @@ UPKEEP: Final = (
     ),
     # --- Checkpoints of sessions that are in use
     Mutant("cleanup", _SQL, "s.tenant = (SELECT %(tenant)s) AND s.session_id >", "s.session_id >", _IN_USE),
-    Mutant("cleanup", _SQL, _HAS_RUN + _AND_NOT, "WHERE false\n" + _AND_NOT, _IN_USE),
-    Mutant("cleanup", _SQL, _IS_LOCKED + _ORDER, "WHERE false\n" + _ORDER, _IN_USE),
-    Mutant(
-        "cleanup",
-        _SQL,
-        _IS_LOCKED + _ORDER,
-        _IS_LOCKED.replace("l.tenant = s.tenant AND ", "") + _ORDER,
-        _IN_USE,
-    ),
-    Mutant(
-        "cleanup",
-        _SQL,
-        _IS_LOCKED + _ORDER,
-        _IS_LOCKED.replace("> {clock.now}", "IS NOT NULL") + _ORDER,
-        _IN_USE,
-    ),
+    Mutant("cleanup", _SQL, '            AND NOT {has_live_run(clock, "s")}\n', "", _IN_USE),
+    Mutant("cleanup", _SQL, "            AND NOT {is_driven(clock)}\n", "", _IN_USE),
     # --- Streams and locks that others have too
     Mutant("cleanup", _SQL, "o.tenant = st.tenant AND ", "", _IN_USE),
     Mutant("cleanup", _SQL, "WHERE st.tenant = (SELECT %(tenant)s)\n            AND", "WHERE", _IN_USE),
@@ -183,6 +177,61 @@ UPKEEP: Final = (
         "false AND",
         _IN_USE,
     ),
-    Mutant("cleanup", _ERASE, "if not self.force and trees.is_in_use(db, keys):", "if False:", _ERASURE),
+    Mutant("cleanup", _ERASE, "if not self.force and is_in_use(db, keys):", "if False:", _ERASURE),
     Mutant("cleanup", _ERASE, "locks.exclude(expires_at__gt=now)", "locks.all()", _ERASURE),
+    # --- Erased is erased
+    Mutant(
+        "tombstones",
+        "cleanup/erasure.py",
+        "        set_tombstones(db, ids, of_erased_tenant=self._is_of_tenant)\n",
+        "",
+        _ERASED,
+    ),
+    Mutant(
+        "tombstones",
+        "sessions/heads.py",
+        "inserted = inserted.filter(~Exists(tombstones_of(db, [new.session_id])))",
+        "pass",
+        _ERASED,
+    ),
+    Mutant(
+        "tombstones",
+        "sessions/heads.py",
+        "unless_erased=not recreate",
+        "unless_erased=True",
+        _ERASED,
+    ),
+    Mutant(
+        "tombstones",
+        "cleanup/erasure.py",
+        " if each.model is not Tombstone]",
+        "]",
+        _ERASED,
+    ),
+    Mutant(
+        "cleanup",
+        "management/commands/helix_erase.py",
+        "if receipt.is_empty and receipt.finished_at",
+        "if False and receipt.finished_at",
+        named("tests/commands/test_helix_erase.py", "erasing_nobody"),
+    ),
+    # --- What moves leave, and what policies and imports let through
+    Mutant("move", _FENCES, "_drop_unused(db, functions_of(db.tenant))", "pass", _LEFT),
+    Mutant(
+        "move",
+        "catalogue/table.py",
+        "USING (false) WITH CHECK (false)",
+        "USING (true) WITH CHECK (true)",
+        named("tests/shards/test_what_a_move_leaves.py", "closed_to_every_role"),
+    ),
+    Mutant(
+        "policy",
+        "contrib/row_level_security.py",
+        "({' AND '.join(rules)})",
+        "({condition})",
+        named("tests/security/test_row_level_security.py", "refers_to_another_tenant"),
+    ),
+    Mutant("import", _COLUMNS, "if value not in known:", "if False:", _ACCEPTED),
+    Mutant("import", _COLUMNS, "if value < least:", "if False:", _ACCEPTED),
+    Mutant("import", _COLUMNS, "yield partial(_readable, table.reads)", "pass", _ACCEPTED),
 )

@@ -10,7 +10,8 @@ from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import RequestFactory, override_settings
 
-from helix_store.admin import search, start
+from helix_store.admin import filters as search
+from helix_store.admin import start
 from helix_store.admin.base import BoundedPaginator
 from helix_store.admin.filters import AgentTypeFilter
 from helix_store.admin.sessions import SessionAdmin

@@ -6,11 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from helix_store.budgets.database import _OWN
-from helix_store.budgets.rules import Amounts
-from helix_store.budgets.sql import STANDINGS_OF_KEYS
-from helix_store.counters.counting import change_counters
-from helix_store.counters.rules import Spender, Spent, keys_of
+from helix_store.budgets import _OWN, STANDINGS_OF_KEYS, Amounts
+from helix_store.counters import Spender, Spent, change_counters, keys_of
 from helix_store.engine.database import Database
 from helix_store.stores import Store
 from tests.plans.calls import Call
@@ -59,7 +56,7 @@ _OF_THE_TENANT: Final = 320
 _CALLS: Final[dict[str, Callable[[World], Callable[[], object]]]] = {
     "budget status": _of_budgets("status", "budget-7"),
     "get_budget": _of_budgets("get_budget", "budget-7"),
-    "check of budgets": _of_budgets("_begin_step", _SPENDER, "session-7", 1, Amounts()),
+    "check of budgets": _of_budgets("_reserve", _SPENDER, "session-7", 1, Amounts()),
     "opening of a step with budgets": _opening,
     "lock of counters": _lock_of_counters,
     "hold of an estimate": _hold,

@@ -8,8 +8,8 @@ from typing import Final
 from django.db.models import Model
 
 from helix_store.doctor import all_checks
-from helix_store.doctor.checks import Check, Scope
-from helix_store.doctor.readable import READABLE
+from helix_store.doctor.findings import Check, Scope
+from helix_store.doctor.invariants import PAYLOAD_CHECKS
 from helix_store.engine.database import Database
 from tests.plans.calls import PAGE, Call
 from tests.plans.rows import World
@@ -49,5 +49,5 @@ def _of_one_session(check: Check) -> Call:
 
 DOCTOR_CALLS: Final = [
     *(_of_page(check) for check in all_checks() if check.of is not None),
-    *(_of_one_session(check) for check in READABLE),
+    *(_of_one_session(check) for check in PAYLOAD_CHECKS),
 ]

@@ -9,12 +9,14 @@ from typing import Any, Final
 
 from django.db.models import QuerySet
 
-from helix_store.cleanup import erase, references, trees
+from helix_store.cleanup import erase
+from helix_store.cleanup import erasure as references
+from helix_store.cleanup import erasure as trees
 from helix_store.cleanup.retention import Retention
-from helix_store.core.retention import RetentionPolicy
-from helix_store.core.types import SessionStatus
+from helix_store.core.types import RetentionPolicy, SessionStatus
 from helix_store.engine.database import Database
 from helix_store.models import Session
+from helix_store.sessions.locking import sweep_tombstones, tombstones_of
 from tests.plans.calls import ANALYSED, PAGE, SQLITE, Call, gap
 from tests.plans.rows import NOW, World
 
@@ -67,6 +69,10 @@ def _posts_of_a_user(world: World) -> Callable[[], object]:
     return lambda: list(references.posts_of(db, "author-7"))
 
 
+def _of_tenant(function: Callable[[Database], object]) -> Make:
+    return lambda world: partial(function, Database(world.database.alias, world.database.tenant))
+
+
 def _erase(**options: Any) -> Make:
     return lambda world: (
         lambda: erase(
@@ -94,6 +100,8 @@ RETENTION_CALLS: Final = [
         gaps=gap("with statistics SQLite reads all entries of deleted sessions", [ANALYSED]),
     ),
     Call("posts of a user", _posts_of_a_user),
+    Call("tombstones of sessions", _of_tenant(lambda db: list(tombstones_of(db, ["session-301"])))),
+    Call("sweep of tombstones", _of_tenant(lambda db: sweep_tombstones(db, NOW))),
     Call("erase a session", _erase(force=True), sorts=PAGE, gaps=gap(_DOCUMENTS, [SQLITE, ANALYSED])),
     Call("erase a session, dry", _erase(dry_run=True), sorts=PAGE, gaps=gap(_DOCUMENTS, [SQLITE, ANALYSED])),
 ]

@@ -20,6 +20,7 @@ from helix_store.models import (
     BudgetCounter,
     Checkpoint,
     CheckpointKind,
+    Effect,
     InterruptRequest,
     Item,
     Lock,
@@ -32,6 +33,7 @@ from helix_store.models import (
     Stream,
     StreamChunk,
     SubSessionRef,
+    Tombstone,
     UsageEntry,
 )
 from helix_store.stores import (
@@ -119,6 +121,8 @@ def fill(world: World) -> None:
     world.budgets.set_budget("budget", scope="user", value="somebody", limit_tokens=1)
     counter = {"tenant": CAPPED, "name": "budget", "value": "somebody"}
     BudgetCounter.objects.using(world.database.alias).create(**counter)
+    marked = {"tenant": world.database.tenant, "digest": "digest", "erased_at": NOW}
+    Tombstone.objects.using(world.database.alias).create(**marked)
     copies = _Copies(world)
     copies.of_sessions()
     copies.of_histories()
@@ -128,6 +132,7 @@ def fill(world: World) -> None:
     copies.of_budgets()
     copies.of_locks()
     copies.of_streams()
+    copies.of_tombstones()
 
 
 def write_templates(world: World) -> None:
@@ -146,6 +151,9 @@ def write_templates(world: World) -> None:
     store.add_sub_session_refs(TEMPLATE, [{"sub_session_id": "sub", "agent_type": "a", "status": "active"}])
     store.request_interrupt(TEMPLATE)
     store.post_message(TEMPLATE, {"role": "user"}, key="key", author="author", not_before=NOW)
+    session = Session.objects.using(store.alias).get(tenant=store.tenant, session_id=TEMPLATE)
+    effect = {"effect_id": "effect", "sequence": 1, "state": "done", "input": "{}", "started_at": NOW}
+    Effect.objects.using(store.alias).create(session=session, digest="digest", **effect)
     world.locks.acquire(TEMPLATE)
     world.usage.record_entries(kind(TEMPLATE) for kind in (tokens, tool, sub_agent, custom))
     world.graph.save_checkpoint(TEMPLATE, step=1)
@@ -205,6 +213,10 @@ class _Copies:
             "metadata": self._json("""'{"customer": "' || (n % 499) || '"}'"""),
             "expires_at": self._moment("(n % 1000 - 500) * 60"),
             "pending_deadline": self._moment("(n % 1000 - 500) * 60"),
+            "stopped_by": f"""CASE WHEN n > {_USED} THEN NULL WHEN n % 40 = 13 THEN 'error'
+                WHEN n % 40 = 14 THEN 'budget' WHEN n % 40 = 18 THEN 'effect' END""",
+            "stopped_at": self._moment("-n * 60"),
+            "waiting_kind": "CASE n % 40 WHEN 17 THEN 'interrupt' END",
             "next_post_at": f"CASE WHEN n % 50 IN (0, 11) THEN {self._moment('-n * 60')} END",
             "created_at": self._moment("-(n * 7919 % 10007) * 600"),
             # A few sessions share each moment.
@@ -253,9 +265,24 @@ class _Copies:
             turns = {
                 "run_id": f"'run-' || {number}",
                 "turn": number,
-                "status": f"CASE {number} WHEN {LONG + _FEW} THEN 'running' ELSE 'completed' END",
+                "status": f"""CASE WHEN {number} = {LONG + _FEW} THEN 'running'
+                    WHEN {number} <> {_FEW} THEN 'completed'
+                    ELSE CASE {spread.session} % 40 WHEN 13 THEN 'failed' WHEN 14 THEN 'interrupted'
+                        WHEN 15 THEN 'running' WHEN 18 THEN 'interrupted' ELSE 'completed' END END""",
+                "completion_reason": f"""CASE {spread.session} % 40 WHEN 14 THEN 'budget:budget'
+                    WHEN 18 THEN 'effect:effect-1' END""",
+                "fencing_token": "1",
+                "started_at": self._moment(f"-{spread.session} * 60"),
             }
             self._copy_to(spread, Run, turns)
+            effects = {
+                "effect_id": f"'effect-' || {number}",
+                "sequence": number,
+                "state": f"""CASE WHEN {number} = {_FEW} AND {spread.session} % 40 = 16 THEN 'unknown'
+                    ELSE 'done' END""",
+                "started_at": self._moment(f"-{spread.session} * 60"),
+            }
+            self._copy_to(spread, Effect, effects)
             self._copy_to(spread, Operation, {"operation_id": f"'operation-' || {number}"})
             steps = {"step_id": f"'step-' || ({number} / 10)", "tool_call_id": f"'call-' || {number}"}
             self._copy_to(spread, StagedChange, steps)
@@ -298,6 +325,10 @@ class _Copies:
         held_until = self._moment("86400")
         held = {"name": "'lock-' || n", "expires_at": f"CASE n % 1000 WHEN 0 THEN {held_until} END"}
         self._copy(Lock, _LOCKS, held)
+        self._copy(Lock, _USED, {"name": "'session-' || n", "token": "1", "expires_at": "NULL"})
+
+    def of_tombstones(self) -> None:
+        self._copy(Tombstone, _LOCKS, {"digest": "'digest-' || n", "erased_at": self._moment("n")})
 
     def of_streams(self) -> None:
         # One in a hundred still takes chunks; of those that are over, nearly all have been emptied.

@@ -7,13 +7,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from helix_store import announce_due_posts
+from helix_store import announce_due_posts, announce_ready, find_stuck, new_id
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import StepInfo
 from helix_store.engine.database import Database
-from helix_store.models import Post
+from helix_store.models import Post, Session
 from helix_store.reports.session import waiting_posts
-from helix_store.sessions.database.rows import pk_of
+from helix_store.sessions.locking import pk_of
+from helix_store.stores.conditions import CONDITIONS, conditions_of
 from tests.plans.calls import PAGE, Call, gap
 from tests.plans.rows import BUSY, CHAT, LONG, NOW, STEPPING, World
 
@@ -61,6 +62,37 @@ def _waiting_posts(world: World) -> Callable[[], object]:
 
 def _due_posts_of_all(world: World) -> Callable[[], object]:
     return partial(announce_due_posts, using=world.database.alias, limit=PAGE)
+
+
+def _stuck(condition: str, *, of_all: bool = False) -> Make:
+    def make(world: World) -> Callable[[], object]:
+        tenant = None if of_all else world.store.tenant
+        chosen: dict[str, Any] = {
+            "conditions": [condition],
+            "older_than": timedelta(seconds=1),
+            "limit": PAGE,
+        }
+        return partial(find_stuck, using=world.database.alias, tenant=tenant, **chosen)
+
+    return make
+
+
+def _effect(world: World) -> Callable[[], object]:
+    def make() -> None:
+        with world.store.session(BUSY).effect(new_id()) as effect:
+            effect.done()
+
+    return make
+
+
+def _ready(world: World) -> Callable[[], object]:
+    return partial(announce_ready, using=world.database.alias, limit=PAGE)
+
+
+def _conditions_of_page(world: World) -> Callable[[], object]:
+    db = Database(world.database.alias, world.store.tenant, None)
+    keys = list(Session.objects.using(db.alias).filter(tenant=db.tenant).values_list("pk", flat=True)[:PAGE])
+    return partial(conditions_of, db, keys)
 
 
 def _first_message(world: World) -> Callable[[], object]:
@@ -168,10 +200,26 @@ SESSION_CALLS: Final = [
     Call("waiting posts of a report", _waiting_posts, reads=_ALL_OF_A_SESSION),
     Call("withdraw_post", _of_store("withdraw_post", CHAT, "post-600"), reads=_ALL_OF_A_SESSION),
     Call("receive_posts", _of_store("receive_posts", CHAT, limit=PAGE), sorts=PAGE),
+    # The decisions about its call, and the largest number of the session's effects.
+    Call("an effect", _effect, commits=True),
     # Sweeps
     # The due posts of a session are counted.
     Call("find_due_posts", _of_store("find_due_posts", limit=PAGE), reads=_ALL_OF_A_SESSION),
-    Call("find_due_posts of all tenants", _due_posts_of_all, reads=3 * _ALL_OF_A_SESSION),
+    # All of them are sorted, so that they take turns.
+    Call(
+        "announce_due_posts of all tenants",
+        _due_posts_of_all,
+        reads=3 * _ALL_OF_A_SESSION,
+        sorts=_ALL_OF_A_SESSION,
+    ),
+    *(Call(f"find_stuck, {condition}", _stuck(condition)) for condition in CONDITIONS),
+    *(
+        Call(f"find_stuck of all tenants, {condition}", _stuck(condition, of_all=True))
+        for condition in CONDITIONS
+    ),
+    # Every session that is ready is read and sorted, so that they take turns.
+    Call("announce_ready", _ready, reads=_ALL_OF_A_SESSION, sorts=_ALL_OF_A_SESSION),
+    Call("conditions of a page", _conditions_of_page),
     Call(
         "find_expired_pending",
         _of_store("find_expired_pending", limit=PAGE),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from helix_store.budgets.database import count_again
+from helix_store.budgets import count_again
 from helix_store.engine.database import Database
 from helix_store.models import UsageEntry
 from helix_store.stores import Store
@@ -23,7 +23,7 @@ _FEW, _MANY = 10, 100_000
 
 
 def _step(store: Store) -> None:
-    with store.session("session").turn(estimate_usd=1) as turn, turn.step() as step:
+    with store.session("session").turn() as turn, turn.step(estimate_usd=1) as step:
         turn.tokens(model="model", prompt=1, cost_usd="0.5")
         step.say({"role": "assistant", "content": "answer"})
 

@@ -9,6 +9,7 @@ from django.apps import apps
 from django.db.models import UniqueConstraint
 
 from helix_store.models import Session
+from tests.cells import for_each
 from tests.plans.calls import ANALYSED, POSTGRES, SQLITE
 from tests.plans.explained import plans_of
 from tests.plans.rows import World
@@ -32,6 +33,13 @@ SERVED: Final = {
     "helix_session_waiting_idx": "admin list, waiting",
     "helix_session_expiry_idx": "cleanup, dry",
     "helix_session_post_idx": "find_due_posts",
+    "helix_session_stopped_idx": "find_stuck, crashed",
+    "helix_session_waits_idx": "find_stuck, waiting",
+    "helix_run_running_idx": "find_stuck, abandoned",
+    "helix_effect_id_uniq": "an effect",
+    "helix_decision_version_uniq": "an effect",
+    "helix_effect_open_idx": "find_stuck, effect_unknown",
+    "helix_effect_seq_uniq": "find_stuck, effect_unknown",
     "helix_session_expired_idx": "cleanup with deletion",
     "helix_checkpoint_ver_uniq": "list_checkpoints",
     "helix_checkpoint_id_uniq": "get_checkpoint",
@@ -64,6 +72,8 @@ SERVED: Final = {
     "helix_budget_name_uniq": "get_budget",
     "helix_budget_scope_idx": "check of budgets",
     "helix_budget_counter_uniq": "budget status",
+    "helix_tombstone_digest_uniq": "tombstones of sessions",
+    "helix_tombstone_erased_idx": "sweep of tombstones",
     "helix_stream_id_uniq": "get_info",
     "helix_stream_active_idx": "prune",
     "helix_stream_ended_idx": "prune",
@@ -81,6 +91,7 @@ OF_DOCUMENTS: Final = {
 """On PostgreSQL alone, and declared by a migration, not by a model."""
 
 NOT_ON_SQLITE: Final = {
+    "helix_session_waiting_idx": "with statistics, it chooses the other index of the sessions that wait",
     **dict.fromkeys(OF_DOCUMENTS, "SQLite has no indexes of documents"),
     "helix_checkpoint_state_uniq": "a rule first of all; only the fast step of PostgreSQL deletes by it",
     "helix_usage_entry_uniq": "a rule first of all; SQLite does not name the index that ON CONFLICT asks",
@@ -126,7 +137,7 @@ def test_no_index_is_in_the_database_alone(world: World) -> None:
     assert actual == (expected if world.name == POSTGRES else expected - set(OF_DOCUMENTS.values()))
 
 
-@pytest.mark.parametrize("index", SERVED)
+@for_each("index", SERVED)
 def test_an_index_serves_a_call(world: World, index: str) -> None:
     if world.name == SQLITE:
         pytest.skip("without statistics SQLite takes what it knows least of; the other two worlds decide")

@@ -15,7 +15,8 @@ from helix_store.core.types import StepInfo
 from helix_store.engine.database import Database
 from helix_store.models import Session, SubSessionRef, UsageEntry
 from helix_store.testing.usage.base import tool
-from helix_store.transfer.copying import rows_of_tenant
+from helix_store.transfer.moves import rows_of_tenant
+from tests.cells import for_each
 from tests.databases import fresh_tenant
 from tests.plans.calls import PAGE, POSTGRES
 from tests.plans.explained import plans_of
@@ -123,8 +124,8 @@ def _copy(newcomer: World, model: type[Model], named: Sequence[str], **others: s
         )
 
 
-@pytest.mark.parametrize("fast_paths", [True, False], ids=["fast paths", "portable"])
-@pytest.mark.parametrize("name", CALLS)
+@for_each("fast_paths", [True, False], ids=["fast paths", "portable"])
+@for_each("name", CALLS)
 def test_few_rows_are_read(newcomer: World, name: str, fast_paths: bool) -> None:
     with override_settings(HELIX_STORE={"FAST_PATHS": fast_paths}):
         plans = plans_of(newcomer.database, lambda: CALLS[name](newcomer))

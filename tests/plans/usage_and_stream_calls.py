@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from asgiref.sync import async_to_sync
 
-from helix_store.streams.listing import list_streams, tenants_of_stream
+from helix_store.streams.database import list_streams, tenants_of_stream
 from helix_store.testing.usage.base import custom
-from helix_store.usage.reports import usage_report
+from helix_store.usage.store import usage_report
 from tests.plans.calls import ANALYSED, PAGE, SQLITE, Call, gap
 from tests.plans.rows import BUSY, LONG, NOW, World
 

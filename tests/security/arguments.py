@@ -45,7 +45,7 @@ from helix_store.stores import (
     Store,
     Turn,
 )
-from helix_store.streams.writer import StreamWriter
+from helix_store.streams.manager import StreamWriter
 from helix_store.testing.state_store.samples import contents
 from tests.databases import ALIASES, fresh_tenant
 from tests.security.bounds import COLLECTIONS, Bound, Growing, bound_of

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from asgiref.sync import async_to_sync
@@ -67,6 +68,11 @@ class Tenants:
         """A tenant with something of everything, for one call; every trial finds the same."""
         raise NotImplementedError
 
+    @contextmanager
+    def empty(self) -> Iterator[str]:
+        """A tenant that has stored nothing, for one call."""
+        yield fresh_tenant()
+
     def names_of_nothing(self, prefix: str) -> Names:
         """Names like those of `fill`, of what exists nowhere."""
         raise NotImplementedError
@@ -81,6 +87,12 @@ class Tenants:
         for face in faces:
             made.update(_cursors(face, Names(prefix, made)))
         return Names(prefix, made)
+
+    @cached_property
+    def own(self) -> tuple[str, Names]:
+        """The tenant of the trials, and what it has stored."""
+        tenant = fresh_tenant()
+        return tenant, self.fill(tenant, "own")
 
     def refer(self, tenant: str, own: Names, other: Names) -> None:
         """Store the ids of others in the own session, wherever a tenant can."""
@@ -98,8 +110,6 @@ class DatabaseTenants(Tenants):
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self.stores = [each for each in public_stores().values() if takes(each, "using")]
-        self._tenant = fresh_tenant()
-        self._names = self.fill(self._tenant, "own")
 
     def store(self, store: type[Any], tenant: str) -> Any:
         return store(self._alias, tenant=tenant)
@@ -119,8 +129,9 @@ class DatabaseTenants(Tenants):
 
     @contextmanager
     def trial(self) -> Iterator[tuple[str, Names]]:
+        own = self.own
         with self._undone():
-            yield self._tenant, self._names
+            yield own
 
     def names_of_nothing(self, prefix: str) -> Names:
         with self._undone():
@@ -146,8 +157,20 @@ class MemoryTenants(Tenants):
 
     @contextmanager
     def trial(self) -> Iterator[tuple[str, Names]]:
-        tenant = fresh_tenant()
-        yield tenant, self.fill(tenant, "own")
+        tenant, names = self.own
+        tables = dict(self._world._tenants[tenant])
+        undo = [table.saved() for table in tables.values()]
+        yield tenant, names
+        for put_back in undo:
+            put_back()
+        self._world._tenants[tenant] = tables
+
+    @contextmanager
+    def empty(self) -> Iterator[str]:
+        with super().empty() as tenant:
+            yield tenant
+        # Every transaction in memory copies the tables of all tenants.
+        self._world._tenants.pop(tenant, None)
 
     def names_of_nothing(self, prefix: str) -> Names:
         return MemoryTenants().fill(fresh_tenant(), prefix)
@@ -266,6 +289,9 @@ def _fill_sessions(store: Any, names: Names) -> str:
     store.add_sub_session_refs(names.session, [{"sub_session_id": names.child, "agent_type": names.agent}])
     store.request_interrupt(names.session, reason="because")
     store.add_pending_tool_calls(names.session, names.calls)
+    if not store._stores.in_callers_transaction:
+        # It cannot begin in the transaction that takes back the names of nothing.
+        store.session(names.session).effect(names.operation).__enter__()
     return str(commits[-1].checkpoint_id)
 
 

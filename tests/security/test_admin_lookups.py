@@ -30,6 +30,7 @@ from helix_store.models import (
 )
 from tests.admin.conftest import Browser, browser_on
 from tests.admin.rows import MODELS, rows_of, write_session
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.security.admin_requests import address_of, statements
 
@@ -155,7 +156,7 @@ def test_a_request_with_a_lookup_of_another_kind_is_answered_with_400(
         security_counts["requests with lookups of the admin"] += len(answers)
 
 
-@pytest.mark.parametrize("model", APP_MODELS)
+@for_each("model", APP_MODELS)
 def test_a_list_of_a_framework_answers_its_own_lookups_and_refuses_all_others_before_any_statement(
     browser: Browser, model: type[Model], security_counts: Counter[str]
 ) -> None:
@@ -275,7 +276,7 @@ def _orders(statements: list[str]) -> list[str]:
     return [sql.partition(" ORDER BY ")[2] for sql in statements if " ORDER BY " in sql]
 
 
-@pytest.mark.parametrize("term", ["x\x00", "\ud800", "%" * 60_000, "x" * 100_000])
+@for_each("term", ["x\x00", "\ud800", "%" * 60_000, "x" * 100_000])
 def test_a_search_for_a_text_that_no_row_can_hold_finds_nothing(browser: Browser, term: str) -> None:
     write_session(browser.database)
     request = RequestFactory().get("/")
@@ -316,9 +317,7 @@ def _session_with_secrets(database: CommittedDatabase) -> Session:
     return session
 
 
-@pytest.mark.parametrize(
-    ("model", "column"), [(Session, "tracing_context"), (Checkpoint, "envelope"), (Message, "payload")]
-)
+@for_each(("model", "column"), [(Session, "tracing_context"), (Checkpoint, "envelope"), (Message, "payload")])
 def test_a_hidden_text_is_not_found_by_guessing(
     browser: Browser, model: type[Model], column: str, security_counts: Counter[str]
 ) -> None:
@@ -370,7 +369,7 @@ def _assert_hidden_on_every_page(browser: Browser, session: Session) -> None:
     assert [name for name, page in pages.items() if SECRET in page.html] == []
 
 
-@pytest.mark.parametrize("wrong", ['[{"tracing_context":{"api_key":"%s"}}]', '"%s"', '{"x":1}{"%s"'])
+@for_each("wrong", ['[{"tracing_context":{"api_key":"%s"}}]', '"%s"', '{"x":1}{"%s"'])
 def test_a_hidden_text_in_a_document_of_another_shape_stays_hidden(browser: Browser, wrong: str) -> None:
     session = _session_with_secrets(browser.database)
     Checkpoint.objects.using(browser.database.alias).update(envelope=wrong % SECRET)

@@ -28,6 +28,7 @@ from helix_store.models import (
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager
 from tests.admin.conftest import Browser, browser_on
 from tests.admin.rows import MODELS, rows_of, write_session
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.security.admin_requests import address_of, statements
 
@@ -43,7 +44,7 @@ def _sign_in_to_view(visitor: Browser, *models: type[Model]) -> None:
     visitor.sign_in(*Permission.objects.filter(codename__in=names, content_type__app_label="helix_store"))
 
 
-@pytest.mark.parametrize("model", [Message, Checkpoint, Run])
+@for_each("model", [Message, Checkpoint, Run])
 def test_a_list_of_one_session_needs_the_permission_to_view_sessions(
     visitor: Browser, model: type[Model]
 ) -> None:
@@ -85,30 +86,35 @@ def _rows_with_marks(database: CommittedDatabase) -> list[Any]:
     return rows
 
 
-@pytest.mark.parametrize("allowed", MODELS)
-def test_one_permission_shows_the_rows_of_one_model(visitor: Browser, allowed: type[Model]) -> None:
-    rows = _rows_with_marks(visitor.database)
+@pytest.fixture
+def marked(visitor: Browser) -> list[Any]:
+    return _rows_with_marks(visitor.database)
+
+
+@for_each("allowed", MODELS, shared=True)
+def test_one_permission_shows_the_rows_of_one_model(
+    visitor: Browser, marked: list[Any], allowed: type[Model]
+) -> None:
     _sign_in_to_view(visitor, allowed)
     asked = {"app_label": "helix_store", "model_name": "message", "field_name": "session", "term": "mark"}
-    for row in rows:
+    shown = [visitor.open(reverse("admin:autocomplete"), **asked), visitor.open(reverse("admin:index"))]
+    for row in marked:
         pages = [
             visitor.list_of(type(row)),
             visitor.list_of(type(row), q="mark"),
             visitor.page_of(row),
             visitor.open(address_of(row, "history", row.pk)),
             visitor.open(address_of(row, "delete", row.pk)),
-            visitor.open(reverse("admin:autocomplete"), **asked),
-            visitor.open(reverse("admin:index")),
         ]
-        for page in pages:
-            for other, mark in MARKS.items():
-                assert other is allowed or mark not in page.html, (type(row), other)
         expected = [200] * 4 if type(row) is allowed else [403] * 4
-        assert [page.status for page in pages[:4]] == expected
-        assert pages[4].status == 403
+        assert [page.status for page in pages] == [*expected, 403]
+        shown += pages
+    for page in shown:
+        for other, mark in MARKS.items():
+            assert other is allowed or mark not in page.html, other
 
 
-@pytest.mark.parametrize("allowed", MODELS)
+@for_each("allowed", MODELS)
 def test_a_page_has_no_link_to_a_page_that_is_forbidden(visitor: Browser, allowed: type[Model]) -> None:
     store = DatabaseStateStore(visitor.database.alias, tenant=visitor.database.tenant)
     session = write_session(visitor.database)

@@ -28,6 +28,7 @@ from helix_store.models import (
 )
 from tests.admin.conftest import Browser, browser_on
 from tests.admin.rows import MODELS, rows_of, write_session
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, delete_all_rows
 
 SHOWN: Final = (*MODELS, InterruptRequest, SubSessionRef, StagedChange, StreamChunk)
@@ -148,7 +149,7 @@ def _store(browser: Browser, damaged: Session, field: Field[Any, Any], value: An
     assert rows.filter(**of_damaged).update(**{field.name: value})
 
 
-@pytest.mark.parametrize("field", COLUMNS, ids=str)
+@for_each("field", COLUMNS, ids=str)
 def test_a_text_of_a_wrong_shape_breaks_no_page(
     browser: Browser, field: Field[Any, Any], security_counts: Counter[str]
 ) -> None:
@@ -167,7 +168,7 @@ def test_a_text_of_a_wrong_shape_breaks_no_page(
     security_counts["wrong shapes on pages of the admin"] += _look(browser, damaged, field.model)
 
 
-@pytest.mark.parametrize("field", COLUMNS, ids=str)
+@for_each("field", COLUMNS, ids=str)
 def test_bytes_that_are_no_text_break_no_page(
     sqlite_db: CommittedDatabase, field: Field[Any, Any], security_counts: Counter[str]
 ) -> None:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, fields
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +48,8 @@ from helix_store.exceptions import (
     StreamTruncated,
 )
 from helix_store.testing.state_store.samples import contents
+from tests.cells import Cells, for_each
+from tests.databases import ALIASES
 from tests.security.arguments import (
     ARGUMENTS,
     BACKENDS,
@@ -74,11 +78,12 @@ ANSWERS: Final = (
 
 
 @pytest.fixture
-def new_world(backend: str, request: pytest.FixtureRequest) -> Iterator[Callable[[], World]]:
-    if backend != "memory":
-        request.getfixturevalue(f"{backend}_db")
+def new_world(request: pytest.FixtureRequest) -> Iterator[Callable[[str], World]]:
+    """Creates an empty world of one back end."""
+    for database in ALIASES:
+        request.getfixturevalue(f"{database}_db")
     with override_settings(HELIX_STORE={"LIMITS": asdict(LIMITS)}):
-        yield lambda: World(backend)
+        yield World
 
 
 def test_every_public_class_is_tried() -> None:
@@ -124,37 +129,36 @@ def test_every_argument_has_a_bound() -> None:
     )
 
 
-def _on_each_backend(kind: type) -> pytest.MarkDecorator:
-    tried = [
-        (backend, argument)
-        for argument in ARGUMENTS
-        for backend in BACKENDS
-        if isinstance(argument.bound, kind) and argument.exists_in(backend)
-    ]
-    return pytest.mark.parametrize(("backend", "argument"), tried, ids=str)
-
-
-@_on_each_backend(Bound)
+@pytest.mark.parametrize("method", dict.fromkeys(argument.method for argument in ARGUMENTS))
 def test_an_argument_is_accepted_at_its_bound_and_refused_beyond_it(
-    new_world: Callable[[], World], argument: Argument, security_counts: Counter[str]
+    new_world: Callable[[str], World], method: str, security_counts: Counter[str]
 ) -> None:
-    assert isinstance(argument.bound, Bound)
+    with Cells() as cells:
+        for backend, argument in product(BACKENDS, ARGUMENTS):
+            if argument.method != method or not argument.exists_in(backend):
+                continue
+            with cells.check(f"{argument} {backend}"):
+                check = _check_bound if isinstance(argument.bound, Bound) else _check_growing
+                security_counts["values at and beyond bounds"] += check(argument, partial(new_world, backend))
+
+
+def _check_bound(argument: Argument, new_world: Callable[[], World]) -> int:
+    bound = argument.bound
+    assert isinstance(bound, Bound)
     world = _world_for(argument, new_world)
-    for value in argument.bound.beyond:
+    for value in bound.beyond:
         call = argument.prepared(world, value)
         with world.untouched(), pytest.raises(REFUSALS):
             call()
-    for value in argument.bound.within:
+    for value in bound.within:
         call = argument.prepared(_world_for(argument, new_world), value)
         with suppress(*ANSWERS):
             call()
-    security_counts["values at and beyond bounds"] += len(argument.bound.beyond) + len(argument.bound.within)
+    return len(bound.beyond) + len(bound.within)
 
 
-@_on_each_backend(Growing)
-def test_a_payload_is_accepted_up_to_its_last_byte(
-    new_world: Callable[[], World], argument: Argument, security_counts: Counter[str]
-) -> None:
+def _check_growing(argument: Argument, new_world: Callable[[], World]) -> int:
+    """A payload is accepted up to its last byte."""
     assert isinstance(argument.bound, Growing)
     build = argument.bound.build
     world = _world_for(argument, new_world)
@@ -176,7 +180,7 @@ def test_a_payload_is_accepted_up_to_its_last_byte(
     with pytest.raises(LimitExceeded):
         argument.prepared(world, build("x" * (length + 1)))()
     assert contents(world.store, "session") == before
-    security_counts["values at and beyond bounds"] += 4
+    return 4
 
 
 def _world_for(argument: Argument, new_world: Callable[[], World]) -> World:
@@ -204,23 +208,17 @@ _LARGEST_CALLS: Final[dict[str, Callable[[World], Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("call", "backend"),
-    [
-        (call, backend)
-        for call in _LARGEST_CALLS
-        for backend in BACKENDS
-        if (call, backend) != ("add_messages", "memory")
-    ],
-)
-def test_the_largest_call_is_stored(new_world: Callable[[], World], backend: str, call: str) -> None:
-    with override_settings(HELIX_STORE={}):
-        _LARGEST_CALLS[call](new_world())
+@for_each("backend", BACKENDS)
+@for_each("call", _LARGEST_CALLS)
+def test_the_largest_call_is_stored(new_world: Callable[[str], World], backend: str, call: str) -> None:
+    if (call, backend) != ("add_messages", "memory"):
+        with override_settings(HELIX_STORE={}):
+            _LARGEST_CALLS[call](new_world(backend))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_more_bytes_than_one_call_takes_are_refused(new_world: Callable[[], World], backend: str) -> None:
-    world = new_world()
+@for_each("backend", BACKENDS)
+def test_more_bytes_than_one_call_takes_are_refused(new_world: Callable[[str], World], backend: str) -> None:
+    world = new_world(backend)
     with override_settings(HELIX_STORE={}):
         for write, key, name in (
             (world.store.append_messages, "role", "session"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from helix_store.locks.manager import Lock
+from helix_store.locks import Lock
 from helix_store.stores import DatabaseLockManager
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, fresh_tenant
 from tests.faults.guarded import CALLS, SESSION, Place, prepare
 
@@ -28,8 +28,8 @@ def statements_of(database: CommittedDatabase, name: str, token: int) -> int:
     return len(captured)
 
 
-@pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "portable"])
-@pytest.mark.parametrize("name", CALLS)
+@for_each("is_fast", [True, False], ids=["fast", "portable"], shared=True)
+@for_each("name", CALLS, shared=True)
 def test_a_newer_token_of_another_tenant_refuses_no_write_and_slows_none_down(
     committed_db: CommittedDatabase, name: str, is_fast: bool
 ) -> None:

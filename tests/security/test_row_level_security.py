@@ -12,24 +12,28 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
-from django.db import ProgrammingError, connections, transaction
+from django.db import DatabaseError, ProgrammingError, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 from django.db.models import Model
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
+from helix_store.catalogue import registered_tables, tables
+from helix_store.cleanup import erase
+from helix_store.contrib.langgraph.vectors.models import LangGraphVector
 from helix_store.contrib.row_level_security import EnableRowLevelSecurity
 from helix_store.core.types import StepInfo, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource
 from helix_store.exceptions import NotSupportedOnBackend
 from helix_store.items import ItemLog
-from helix_store.models import Lock, Session
+from helix_store.models import Checkpoint, Lock, Session, Stream
 from helix_store.stores import (
     DatabaseBudgetStore,
     DatabaseLockManager,
     DatabaseStateStore,
     DatabaseStreamManager,
     DatabaseUsageStore,
+    Store,
 )
 from helix_store.transfer import DatabaseSource, ExportFile, import_units, write_export
 from tests.adapters.third_party.models import Attachment, Page
@@ -140,6 +144,11 @@ def live(alias: str, tenant: str) -> None:
     assert len(store.list_sessions().sessions) == 2
     assert ItemLog("session", using=alias, tenant=tenant).append(["item"], keys=["key"]) == 1
     Notebook("project", "session", alias, tenant=tenant).write("page", 1, b"attachment")
+    store.add_pending_tool_calls("session", {"call": {"tool_name": "pay", "approval_id": "approval"}})
+    store.submit_tool_result("session", "call", approved=True, approval_id="approval", actor="ann")
+    store.session("session").effect("effect").__enter__()
+    store.create_session("erased", agent_type="agent")
+    erase(using=alias, session_id="erased", tenant=tenant)
 
 
 def test_the_stores_work_and_each_role_sees_its_tenant_only(owner: str) -> None:
@@ -194,6 +203,121 @@ def test_another_tenant_cannot_be_written(owner: str) -> None:
             row.save(using=ALIAS, force_insert=True)
     with pytest.raises(ProgrammingError, match="row-level security"), tenant_of(ALIAS, "a"):
         Session.objects.using(ALIAS).update(tenant="b")
+
+
+def _references() -> Iterator[tuple[type[Model], Any]]:
+    """Every column that names a tenant or refers to a row of one, in all registered tables."""
+    theirs = {table.model for table in tables()}
+    for table in tables():
+        for field in table.model._meta.concrete_fields:
+            if field.name == "tenant" or field.related_model in theirs:
+                yield table.model, field
+
+
+def _fill_adapters(alias: str, tenant: str) -> None:
+    """Store a row in each table of an adapter whose columns name a tenant or a session."""
+    session = Session.objects.using(alias).get(tenant=tenant, session_id="session")
+    for table in registered_tables():
+        model = table.model
+        if model._meta.app_label == "notebook" or model is LangGraphVector:
+            continue
+        values: dict[str, Any] = {}
+        for field in model._meta.concrete_fields:
+            if field.name == "tenant":
+                values["tenant"] = tenant
+            elif field.name == "session":
+                values["session"] = session
+            elif not (field.null or field.has_default() or field.primary_key):
+                kind = field.get_internal_type()
+                moment = session.created_at if kind == "DateTimeField" else None
+                values[field.name] = moment or (
+                    1 if "Integer" in kind else b"1" if "Binary" in kind else "{}"
+                )
+        model._base_manager.using(alias).create(**values)
+
+
+def test_no_row_refers_to_another_tenant(owner: str) -> None:
+    """Not by raw SQL, in no column of any table, by an update or an insert."""
+    for tenant in ("a", "b"):
+        live(owner, tenant)
+        _fill_adapters(owner, tenant)
+    checked, accepted = set(), []
+    for model, field in _references():
+        rows = model._base_manager.using(owner)
+        names_tenant = any(each.name == "tenant" for each in model._meta.concrete_fields)
+        path = (
+            "tenant"
+            if names_tenant
+            else next(
+                f"{each.name}__tenant"
+                for each in model._meta.concrete_fields
+                if each.name in ("session", "stream")
+            )
+        )
+        mine = rows.filter(**{path: "b"}).first()
+        if mine is None:
+            assert model is LangGraphVector
+            continue
+        if field.name == "tenant":
+            foreign: Any = "a"
+        else:
+            target = field.related_model
+            theirs = "tenant" if target in (Session, Stream) else "session__tenant"
+            foreign = target._base_manager.using(owner).filter(**{theirs: "a"}).first().pk
+        quote = connections[owner].ops.quote_name
+        table = quote(model._meta.db_table)
+        columns = ", ".join(
+            quote(str(each.column)) for each in model._meta.concrete_fields if not each.primary_key
+        )
+        forged = ", ".join(
+            "%s" if each is field else quote(str(each.column))
+            for each in model._meta.concrete_fields
+            if not each.primary_key
+        )
+        for statement, parameters in (
+            (f"UPDATE {table} SET {quote(field.column)} = %s WHERE id = %s", [foreign, mine.pk]),
+            (
+                f"INSERT INTO {table} ({columns}) SELECT {forged} FROM {table} WHERE id = %s",
+                [foreign, mine.pk],
+            ),
+        ):
+            checked.add((model.__name__, field.name))
+            # A policy is checked before a constraint.
+            outcome = "accepted"
+            try:
+                with tenant_of(ALIAS, "b") as cursor:
+                    cursor.execute(statement, parameters)
+            except DatabaseError as error:
+                outcome = str(error)
+            if "row-level security" not in outcome:
+                accepted.append((model.__name__, field.name, statement.split()[0], outcome))
+    assert accepted == []
+    assert {("Session", "current"), ("Checkpoint", "base"), ("UsageEntry", "session")} <= checked
+    assert ("ClaudeSession", "tenant") in checked
+
+
+def test_what_the_stores_write_refers_to_their_own_rows_only(owner: str) -> None:
+    """Steps with deltas, restores, branches, pruned checkpoints and deletions pass the policies."""
+    with override_settings(HELIX_STORE=ENABLED):
+        store = Store(ALIAS, tenant="a")
+        session = store.new_session("s", agent_type="agent")
+        for number in range(12):
+            with session.turn() as turn, turn.step() as step:
+                step.say({"role": "user", "content": str(number)})
+                step.state.custom_state[f"key-{number}"] = "value" * 50
+        sessions = store.sessions
+        checkpoints = sessions.list_checkpoints("s").items
+        sessions.branch_session("s", checkpoint_id=checkpoints[3].checkpoint_id, new_session_id="branch")
+        sessions.restore_checkpoint("s", checkpoints[5].checkpoint_id)
+        sessions.prune_checkpoints("s", keep=2)
+        sessions.append_messages("branch", [{"role": "user", "content": "more"}])
+        file = io.BytesIO()
+        write_export(DatabaseSource(ALIAS, tenant="a"), file)
+        assert sessions.delete_session("s") == 1
+        file.seek(0)
+        summary = import_units(ExportFile(file).units(), ALIAS, tenant="a")
+        assert (summary.imported, summary.problems) == ({"session": 1}, [])
+    assert Checkpoint.objects.using(owner).filter(base__isnull=False).exists()
 
 
 def test_stores_of_two_tenants_share_a_transaction(owner: str) -> None:

@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from django.test import AsyncClient, override_settings
 
 from helix_store.stores import DatabaseStreamManager
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 DENYING: dict[str, Any] = {
@@ -63,7 +64,7 @@ async def _written(database: CommittedDatabase, tenant: str) -> None:
     await streams.end_stream("of-nobody")
 
 
-@pytest.mark.parametrize("name", [*DENYING, "empty_text_asynchronously"])
+@for_each("name", [*DENYING, "empty_text_asynchronously"])
 async def test_only_true_and_a_tenant_allow(committed_db: CommittedDatabase, name: str) -> None:
     await _written(committed_db, "")
     assert await _status(committed_db, name) == 403
@@ -77,12 +78,13 @@ async def test_true_is_the_empty_tenant_and_a_text_is_the_tenant_of_that_name(
     assert await _status(committed_db, name) == 200
 
 
-@pytest.mark.parametrize(("name", "type_name"), [("one", "int"), ("bytes", "bytes"), ("instance", "object")])
+@for_each(("name", "type_name"), [("one", "int"), ("bytes", "bytes"), ("instance", "object")])
 async def test_an_answer_that_looks_like_a_yes_is_logged_once_by_the_name_of_the_callable(
     committed_db: CommittedDatabase, name: str, type_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A name that no other test asks for: the message is logged once per process.
     alias = f"{name}_once_on_{committed_db.vendor}"
+    caplog.clear()  # The rows share it.
     globals()[f"answers_{alias}"] = _permission(DENYING[name])
     with caplog.at_level(logging.WARNING, "helix_store"):
         assert [await _status(committed_db, alias) for _ in range(3)] == [403] * 3

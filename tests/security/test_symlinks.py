@@ -17,6 +17,7 @@ from helix_store.cleanup import CleanupSummary, expired_session_cleanup
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.stores import DatabaseStateStore
 from helix_store.workspaces import StorageWorkspaceProvider
+from tests.cells import for_each
 from tests.cleanup.conftest import LONG_AGO
 from tests.databases import CommittedDatabase
 
@@ -158,7 +159,7 @@ def test_a_session_folder_that_is_a_link_is_removed_as_a_link(
     assert files(outside) == ["deeper", "passwords"]
 
 
-@pytest.mark.parametrize("path", ["work", "work/inner", "work/inner/more"])
+@for_each("path", ["work", "work/inner", "work/inner/more"])
 def test_a_ref_through_a_link_removes_the_link(
     expired: Callable[..., Path], cleanup: Callable[[], CleanupSummary], outside: Path, path: str
 ) -> None:
@@ -218,7 +219,7 @@ def test_the_root_may_be_a_link(root: Path, tmp_path: Path) -> None:
     assert files(root) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "snapshot_id",
     [
         "",

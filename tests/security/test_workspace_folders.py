@@ -21,6 +21,7 @@ from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import InvalidPayload
 from helix_store.stores import DatabaseStateStore, InMemoryStateStore
 from helix_store.workspaces import StorageWorkspaceProvider
+from tests.cells import for_each
 from tests.cleanup.conftest import LONG_AGO
 from tests.databases import CommittedDatabase
 
@@ -71,7 +72,7 @@ def test_tenants_in_memory_have_folders_of_their_own(storage: Storage) -> None:
     assert storage.exists(f"{provider.folder('session', tenant='b')}/snapshot.tar")
 
 
-@pytest.mark.parametrize("path", ["uploads", "victim", "uploads/inner", "tenant=a/victim"])
+@for_each("path", ["uploads", "victim", "uploads/inner", "tenant=a/victim"])
 def test_the_path_of_a_ref_reaches_neither_other_sessions_nor_other_files(
     committed_db: CommittedDatabase, storage: Storage, path: str
 ) -> None:
@@ -88,7 +89,7 @@ def test_the_path_of_a_ref_reaches_neither_other_sessions_nor_other_files(
     assert not storage.exists(own)
 
 
-@pytest.mark.parametrize("long_id", ["a" * 255, "ł" * 255, "a/b" * 80])
+@for_each("long_id", ["a" * 255, "ł" * 255, "a/b" * 80])
 def test_no_session_id_is_the_shortened_name_of_a_longer_one(storage: Storage, long_id: str) -> None:
     provider = StorageWorkspaceProvider(storage)
     folder = provider.folder(long_id)
@@ -110,7 +111,7 @@ def test_the_default_storage_keeps_what_the_project_uploaded(tmp_path: Path) -> 
         assert list(provider.list_snapshots("avatars", REF)) == [name]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     ["", ".", "/", "/etc", "..", "../other", "a/../..", "a/./b", "a//b", "a\\..\\b", "a\x00", 7, ["a"]],
     ids=repr,
@@ -122,7 +123,7 @@ def test_a_path_that_could_lead_upwards_is_refused(storage: Storage, path: Any) 
         list(provider.list_snapshots("session", {**REF, "path": path}))
 
 
-@pytest.mark.parametrize("session_id", ["", "a" * 256, "a\x00", "a\n", "\ud800", 7], ids=repr)
+@for_each("session_id", ["", "a" * 256, "a\x00", "a\n", "\ud800", 7], ids=repr)
 def test_an_id_that_is_no_session_id_has_no_folder(storage: Storage, session_id: Any) -> None:
     """The name of an empty id would be that of the root, where every session has its folder."""
     provider = StorageWorkspaceProvider(storage)

@@ -13,8 +13,9 @@ from helix_store.core.types import Checkpoint as CheckpointValue
 from helix_store.core.types import MessagePage, SessionState
 from helix_store.exceptions import ConflictError, IntegrityFault
 from helix_store.models import BudgetCounter, Checkpoint, Message, Session, StagedChange
-from helix_store.sessions.layout import encode_state
+from helix_store.sessions.state import encode_state
 from helix_store.stores import Store
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.security.damaged_world import COLUMNS, LISTS, READS, WRITES, World, damages
 
@@ -68,7 +69,7 @@ def unexpected(world: World, calls: dict[str, Any], *allowed: type[Exception]) -
     return found
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+@for_each("column", COLUMNS)
 def test_a_damaged_column_raises_a_fault_of_its_row_alone(world: World, column: str) -> None:
     model, field = COLUMNS[column]
     before = {name: repr(read(world, "good")) for name, read in READS.items()}

@@ -14,7 +14,7 @@ from pytest_django import DjangoDbBlocker
 
 from example_project.settings import SQLITE_OPTIONS
 from tests.databases import ALIASES, close_connections, fresh_tenant
-from tests.postgres import PostgresCluster
+from tests.postgres import NOT_DURABLE, PostgresCluster
 from tests.settings import postgres_database
 from tests.shards.routers import PLACES
 from tests.streams.background import wait_for_background_threads
@@ -50,7 +50,7 @@ def pair_of_aliases(
         pytest.skip(f"HELIX_TEST_DATABASES leaves {request.param} out of this run")
     with ExitStack() as stack, django_db_blocker.unblock():
         if request.param == "postgres":
-            address = postgres_database(stack.enter_context(PostgresCluster()).url)
+            address = postgres_database(stack.enter_context(PostgresCluster(options=NOT_DURABLE)).url)
         else:
             file = tmp_path_factory.mktemp("second") / "helix.sqlite3"
             address = {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": SQLITE_OPTIONS}

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from helix_store.engine.aliases import app_aliases
+from helix_store.engine.database import app_aliases
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
 from tests.commands.test_help_examples import PARSERS

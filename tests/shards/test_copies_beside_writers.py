@@ -15,14 +15,15 @@ from django.db import connections
 from helix_store.cleanup import erase
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, StoreBusy
-from helix_store.models import Lock, Session, Stream, UsageEntry
+from helix_store.models import Decision, Lock, Session, Stream, UsageEntry
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager
-from helix_store.transfer import fence_sql, importing, moves
-from helix_store.transfer.fence_sql import COPYING, FENCED
-from helix_store.transfer.fences import changes_of, fence_of, put_up, take_down
+from helix_store.transfer import fences as fence_sql
+from helix_store.transfer import importing, moves
+from helix_store.transfer.fences import COPYING, FENCED, changes_of, fence_of, put_up, take_down
 from helix_store.transfer.moves import TenantMove
 from helix_store.transfer.records import Unit, digest_of
 from tests.adapters.third_party.models import Attachment, Page
+from tests.cells import for_each
 from tests.shards.conftest import Pair
 from tests.shards.test_moves import GROUP, WRITES, MoveWithMore, exported, filled, move
 from tests.shards.test_moves_beside_others import role
@@ -63,11 +64,14 @@ def filled_with_pages(tenant: str) -> DatabaseStateStore:
 
 def _approve(store: DatabaseStateStore, call: str) -> None:
     store.submit_tool_result("session-2", call, approved=True, approval_id=call, actor="ann")
-    approved = Session.objects.using(store.alias).get(tenant=store.tenant, session_id="session-2")
-    assert f'"{call}"' in str(approved.approved_tool_calls)
+    decisions = Decision.objects.using(store.alias).filter(session__tenant=store.tenant)
+    assert decisions.filter(session__session_id="session-2", tool_call_id=call).exists()
 
 
 def logged(alias: str, tenant: str) -> int:
+    """Count the logged changes. The log goes with the last fence of the database."""
+    if "helix_store_moved_change" not in connections[alias].introspection.table_names():
+        return 0
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM helix_store_moved_change WHERE tenant = %s", [tenant])
         (found,) = cursor.fetchone()
@@ -166,11 +170,10 @@ AFTER_A_KILL = (
 )
 
 
-@pytest.mark.parametrize("write", EVERY_WRITE.values(), ids=EVERY_WRITE)
-def test_what_changes_during_the_copy_is_copied_again(
-    routed: Pair, write: Callable[[str, DatabaseStateStore], Any]
-) -> None:
-    tenant = f"{GROUP}:%'é {routed.tenant}"
+@for_each("name", EVERY_WRITE)
+def test_what_changes_during_the_copy_is_copied_again(routed: Pair, name: str) -> None:
+    write = EVERY_WRITE[name]
+    tenant = f"{GROUP}:%'é {routed.tenant} {name}"
     store = filled_with_pages(tenant)
     before = exported(routed.first, tenant)
     a_move = BesideWriter(tenant, routed.first, routed.second)
@@ -193,9 +196,9 @@ class KilledMove(BesideWriter):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("name", AFTER_A_KILL)
+@for_each("name", AFTER_A_KILL)
 def test_what_changes_before_and_after_a_kill_is_copied_again(routed: Pair, name: str) -> None:
-    tenant = f"{GROUP}:{routed.tenant}"
+    tenant = f"{GROUP}:{routed.tenant} {name}"
     store = filled_with_pages(tenant)
     killed = KilledMove(tenant, routed.first, routed.second)
     killed.write = partial(EVERY_WRITE[name], tenant, store)

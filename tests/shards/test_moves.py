@@ -21,9 +21,8 @@ from helix_store.models import Session
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import tokens
 from helix_store.transfer import DatabaseSource, write_export
-from helix_store.transfer.copying import TenantCopy
 from helix_store.transfer.fences import fence_of, through_the_fence
-from helix_store.transfer.moves import TenantMove
+from helix_store.transfer.moves import TenantCopy, TenantMove
 from tests.cleanup.conftest import LONG_AGO
 from tests.databases import CommittedDatabase
 from tests.shards.conftest import Pair
@@ -167,7 +166,7 @@ def refused(write: Write, tenant: str, store: DatabaseStateStore) -> TenantMoved
 def test_the_fence_knows_every_table_of_a_tenant(routed: Pair) -> None:
     """A table that a later version adds must not be forgotten."""
     from helix_store.catalogue import tables
-    from helix_store.transfer.fence_sql import fenced_tables
+    from helix_store.transfer.fences import fenced_tables
 
     fenced = {each.table.strip('"') for each in fenced_tables()}
     assert {each.model._meta.db_table for each in tables()} <= fenced

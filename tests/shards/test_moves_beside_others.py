@@ -12,15 +12,14 @@ from django.test.utils import isolate_apps
 
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.cleanup.retention import apply_retention
-from helix_store.core.retention import RetentionPolicy
+from helix_store.core.types import RetentionPolicy
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, StoreUnavailable, TenantMoved
 from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import tokens
-from helix_store.transfer import fence_sql
-from helix_store.transfer.fence_sql import COPYING, FENCED
-from helix_store.transfer.fences import ARRIVING, fence_of, put_up, take_down
+from helix_store.transfer import fences as fence_sql
+from helix_store.transfer.fences import ARRIVING, COPYING, FENCED, fence_of, put_up, take_down
 from helix_store.transfer.moves import TenantMove, find_move
 from tests.adapters.third_party.models import Page
 from tests.cleanup.conftest import LONG_AGO
@@ -114,6 +113,23 @@ def test_a_move_that_was_taken_back_is_not_finished(routed: Pair) -> None:
     with pytest.raises(InvalidQuery):
         OvertakenMove(tenant, routed.first, routed.second, force=True).finish()
     assert exported(routed.first, tenant) == before
+
+
+def test_the_slower_of_two_that_finish_is_wrong_usage(routed: Pair) -> None:
+    tenant = f"{GROUP}:{routed.tenant}"
+    filled(tenant)
+    move(tenant, "--to", routed.second)
+    copied = exported(routed.second, tenant)
+
+    def finish_and_release(text: str) -> None:
+        if find_move(tenant) is not None:
+            move(tenant, "--finish", "--force")
+            move(tenant, "--release")
+
+    with pytest.raises(InvalidQuery, match="Another process"):
+        TenantMove(tenant, routed.first, routed.second, force=True, progress=finish_and_release).finish()
+    assert find_move(tenant) is None
+    assert exported(routed.second, tenant) == copied
 
 
 def test_the_second_of_two_that_begin_is_wrong_usage(routed: Pair) -> None:

@@ -17,7 +17,7 @@ from pytest_django import DjangoDbBlocker
 from helix_store.core.limits import Limits
 from helix_store.engine.statement import Statement
 from helix_store.models import Checkpoint, Message
-from helix_store.sessions.sql import LATEST_CHECKPOINT, LOAD_STATE, MESSAGES
+from helix_store.sessions.statements import LATEST_CHECKPOINT, LOAD_STATE, MESSAGES
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from helix_store.testing import StateStoreContract
 from helix_store.testing.state_store.samples import commit_step, full_session, messages

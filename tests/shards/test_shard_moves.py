@@ -29,7 +29,7 @@ from helix_store.exceptions import HelixStoreError
 from helix_store.stores import DatabaseStateStore
 from tests.databases import ALIASES, close_connections
 from tests.pooler import PGBOUNCER, Address
-from tests.postgres import PostgresCluster
+from tests.postgres import NOT_DURABLE, PostgresCluster
 from tests.processes import PROCESSES, WorkerProcess
 from tests.settings import postgres_database
 
@@ -114,8 +114,8 @@ def servers(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterat
     directory = Path(tempfile.mkdtemp(prefix="helix-pgbouncer-"))
     with ExitStack() as stack, django_db_blocker.unblock():
         stack.callback(shutil.rmtree, directory)
-        old = stack.enter_context(PostgresCluster(options={"wal_level": "logical"}))
-        new = stack.enter_context(PostgresCluster())
+        old = stack.enter_context(PostgresCluster(options={**NOT_DURABLE, "wal_level": "logical"}))
+        new = stack.enter_context(PostgresCluster(options=NOT_DURABLE))
         pooler = Pooler(directory, old)
         address = {"HOST": "127.0.0.1", "PORT": str(pooler.port), "NAME": "postgres", "USER": "postgres"}
         defaults = connections[ALIASES["postgres"]].settings_dict

@@ -18,11 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store.models import Stream
 from helix_store.stores import DatabaseStreamManager
-from helix_store.streams.notifications import (
-    Listener,
-    channel,
-    notify,
-)
+from helix_store.streams.watching import Listener, channel, notify
 from tests.databases import CommittedDatabase
 from tests.streams.background import wait_for_background_threads
 

@@ -15,7 +15,7 @@ from asgiref.sync import async_to_sync
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.core import processes
+from helix_store.core import ids as processes
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement
 from helix_store.stores import DatabaseStreamManager

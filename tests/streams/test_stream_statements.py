@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from helix_store.exceptions import IntegrityFault, StoreFull, StreamClosed
 from helix_store.models import Stream, StreamChunk
 from helix_store.stores import DatabaseLockManager, DatabaseStreamManager
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.faults.statements import Fault, Kind, faults
 
@@ -124,7 +125,7 @@ def test_a_refused_write_leaves_the_callers_transaction_usable(
         assert Stream.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).count() == 1
 
 
-@pytest.mark.parametrize("lost", [1, 2, 3])
+@for_each("lost", [1, 2, 3])
 def test_a_lost_chunk_is_no_silent_hole(
     committed_db: CommittedDatabase, streams: DatabaseStreamManager, lost: int
 ) -> None:

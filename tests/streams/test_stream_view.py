@@ -15,6 +15,7 @@ from django.test import AsyncClient, Client, override_settings
 
 from helix_store.stores import DatabaseStreamManager
 from tests.asgi_server import AsgiServer, serving
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.streams.event_source import EventSource, Received
 
@@ -202,7 +203,7 @@ async def allow_asynchronously(request: Any, stream_id: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("permission", "status"), [(None, 403), ("deny", 403), ("allow", 404), ("allow_asynchronously", 404)]
 )
 async def test_only_those_whom_the_project_lets_in_are_let_in(

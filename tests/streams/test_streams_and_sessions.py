@@ -18,6 +18,7 @@ from helix_store.stores import (
     MemoryWorld,
 )
 from helix_store.streams.manager import StreamManagerBase
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -124,7 +125,7 @@ PROMISES: list[Callable[[Pair], None]] = [
 ]
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@for_each("promise", PROMISES, ids=lambda promise: promise.__name__)
 def test_in_the_database(database_pair: Pair, promise: Callable[[Pair], None]) -> None:
     promise(database_pair)
 

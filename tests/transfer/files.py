@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any
 
+from helix_store.cleanup import erase
 from helix_store.core.types import StepInfo
 from helix_store.items import ItemLog
 from helix_store.models import Checkpoint
@@ -25,6 +26,11 @@ def fill(database: CommittedDatabase) -> None:
     """Rows in every table: two sessions, deltas, graph and snapshot checkpoints, kept usage, a stream."""
     DatabaseTenants(database.alias).fill(database.tenant, "own")
     store = DatabaseStateStore(database.alias, tenant=database.tenant)
+    store.create_session("decided", agent_type="agent")
+    store.add_pending_tool_calls(
+        "decided", {"call": {"tool_name": "pay", "approval_id": "a", "approvals": 2}}
+    )
+    store.submit_tool_result("decided", "call", approved=True, approval_id="a", actor="ann")
     state = store.create_session("deltas é\u2028", agent_type="agent", metadata={"zz": "1", "a": "2"})
     state.custom_state = {"ballast": "x" * 5_000, "one": 1.0}
     for number in range(1, 6):
@@ -49,6 +55,8 @@ def fill(database: CommittedDatabase) -> None:
     store.create_session("gone", agent_type="agent")
     usage.record_entry(tokens("gone", prompt=3, cost_usd="0.000000000001"))
     store.delete_session("gone", keep_usage=True)
+    store.create_session("erased", agent_type="agent")
+    erase(using=database.alias, session_id="erased", tenant=database.tenant)
 
 
 def simple_session(database: CommittedDatabase, session_id: str, messages: int = 2) -> None:

@@ -10,6 +10,7 @@ import pytest
 from helix_store.core.ids import new_id
 from helix_store.models import Message, Session
 from helix_store.transfer import NotAnExport
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.invariants import broken_invariants
 from tests.transfer.files import exported, fill, imported, lines_of, rehashed, simple_session, written
@@ -55,7 +56,7 @@ def test_a_file_that_is_cut_anywhere_is_found_and_its_whole_sessions_are_stored(
     assert summary.identical["session"] == 3
 
 
-@pytest.mark.parametrize("cut", [1, 2, 10])
+@for_each("cut", [1, 2, 10])
 def test_a_line_that_is_cut_is_found(committed_db: CommittedDatabase, data: bytes, cut: int) -> None:
     _, file = imported(committed_db, data[:-cut])
     assert not file.is_complete
@@ -96,7 +97,7 @@ def _empty_line(data: bytes, number: int) -> bytes:
     return b"".join([*lines[:number], b"\n", *lines[number:]])
 
 
-@pytest.mark.parametrize("change", [_without, _twice, _swapped, _other_letter, _nonsense, _empty_line])
+@for_each("change", [_without, _twice, _swapped, _other_letter, _nonsense, _empty_line])
 def test_an_altered_session_is_not_stored_and_the_others_are(
     committed_db: CommittedDatabase, data: bytes, change: Callable[[bytes, int], bytes]
 ) -> None:
@@ -120,7 +121,7 @@ def test_a_session_that_was_taken_out_is_missed(committed_db: CommittedDatabase,
     assert "trailer" in file.problems[0].text
 
 
-@pytest.mark.parametrize("kind", ["header", "end", "trailer"])
+@for_each("kind", ["header", "end", "trailer"])
 def test_every_line_is_needed(committed_db: CommittedDatabase, data: bytes, kind: str) -> None:
     number = _number(data, record=kind)
     if kind == "header":
@@ -138,7 +139,7 @@ def test_what_follows_the_trailer_is_found(committed_db: CommittedDatabase, data
     assert file.problems[0].line == len(data.splitlines()) + 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [b"", b"\n", b"{}\n", b"nonsense", b'{"record":"header"}\n', b"\xff\xfe\n", b"[" * 5_000],
 )
@@ -207,12 +208,18 @@ WRONG_VALUES: list[tuple[str, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "column", "value"), WRONG_VALUES)
-def test_a_wrong_value_is_a_problem_and_leaves_nothing(
-    committed_db: CommittedDatabase, kind: str, column: str, value: Any
-) -> None:
+@pytest.fixture
+def full_data(committed_db: CommittedDatabase) -> bytes:
+    """An export of something of everything."""
     fill(committed_db)
-    records = lines_of(exported(committed_db))
+    return exported(committed_db)
+
+
+@for_each(("kind", "column", "value"), WRONG_VALUES, shared=True)
+def test_a_wrong_value_is_a_problem_and_leaves_nothing(
+    committed_db: CommittedDatabase, full_data: bytes, kind: str, column: str, value: Any
+) -> None:
+    records = lines_of(full_data)
     delete_all_rows(committed_db.alias)
     first = next(index for index, each in enumerate(records) if each["record"] == "session")
     index = next(index for index, each in enumerate(records) if index >= first and each["record"] == kind)
@@ -232,7 +239,7 @@ def test_a_wrong_value_is_a_problem_and_leaves_nothing(
     assert broken_invariants(committed_db) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line",
     [
         b'{"record":"message","sequence":NaN}',

@@ -15,6 +15,7 @@ from helix_store.models import Lock, Session, UsageEntry
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import tokens
 from helix_store.transfer import DatabaseSource, ExportFile, ImportSummary, import_units, write_export
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.invariants import broken_invariants
 from tests.processes import PROCESSES, WorkerProcess, run_in_processes
@@ -34,7 +35,7 @@ def test_a_repeat_stores_nothing(committed_db: CommittedDatabase) -> None:
     assert exported(committed_db) == data
 
 
-@pytest.mark.parametrize("change", ["message", "title", "usage", "staged", "interrupt"])
+@for_each("change", ["message", "title", "usage", "staged", "interrupt"])
 def test_a_session_that_differs_is_a_problem_and_stays(committed_db: CommittedDatabase, change: str) -> None:
     simple_session(committed_db, "a")
     simple_session(committed_db, "b")
@@ -126,7 +127,7 @@ def _token(database: CommittedDatabase, name: str) -> int:
     return Lock.objects.using(database.alias).get(tenant=database.tenant, name=name).token
 
 
-@pytest.mark.parametrize(("here", "expected"), [(1, 3), (3, 3), (5, 5)])
+@for_each(("here", "expected"), [(1, 3), (3, 3), (5, 5)])
 def test_the_higher_token_of_a_free_lock_stays(
     committed_db: CommittedDatabase, here: int, expected: int
 ) -> None:
@@ -181,6 +182,7 @@ def many(committed_db: CommittedDatabase, tmp_path: Path) -> tuple[Path, bytes]:
     return path, data
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_an_import_that_is_killed_is_completed_by_the_next_one(
     committed_db: CommittedDatabase, many: tuple[Path, bytes], seed: int
@@ -202,6 +204,7 @@ def test_an_import_that_is_killed_is_completed_by_the_next_one(
     assert broken_invariants(committed_db) == []
 
 
+@pytest.mark.thorough
 def test_two_imports_at_once_store_everything_once(
     committed_db: CommittedDatabase, many: tuple[Path, bytes]
 ) -> None:

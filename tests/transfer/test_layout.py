@@ -9,9 +9,10 @@ from django.apps import apps
 from django.db.models import Field, Model, UniqueConstraint
 
 from helix_store.catalogue import declared, tables
-from helix_store.catalogue.rows import children_of_sessions
+from helix_store.catalogue.table import children_of_sessions
 from helix_store.models import Checkpoint, CheckpointKind, UsageEntry
-from helix_store.transfer.layout import format_of, formats, parts_of, units
+from helix_store.transfer.records import format_of, formats, parts_of, units
+from tests.cells import for_each
 
 MODELS = [
     model
@@ -25,12 +26,12 @@ COLUMNS = [
 ]
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+@for_each("model", MODELS, ids=lambda model: model.__name__)
 def test_every_table_is_declared(model: type[Model]) -> None:
     assert declared(model) in tables()
 
 
-@pytest.mark.parametrize(("model", "field"), COLUMNS)
+@for_each(("model", "field"), COLUMNS)
 def test_every_column_is_exported_or_has_a_reason(model: type[Model], field: Field[Any, Any]) -> None:
     table = declared(model)
     is_exported = field.name in format_of(table).names or field.name == table.reference

@@ -171,8 +171,8 @@ def test_pages_do_not_change_the_file(
     simple_session(committed_db, "long", messages=50)
     data = exported(committed_db)
     for rows in (1, 2, 7):
-        monkeypatch.setattr("helix_store.transfer.database._MOST_ROWS", rows)
-        monkeypatch.setattr("helix_store.transfer.database._MOST_UNITS", rows)
+        monkeypatch.setattr("helix_store.transfer.export_source._MOST_ROWS", rows)
+        monkeypatch.setattr("helix_store.transfer.export_source._MOST_UNITS", rows)
         assert exported(committed_db) == data
 
 
@@ -197,7 +197,7 @@ def test_the_recorded_conversations_are_the_same_file_from_both_databases(
 
 def test_an_export_shows_one_moment(committed_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that is written before its page is read: the file has it as it was at the start."""
-    monkeypatch.setattr("helix_store.transfer.database._MOST_UNITS", 1)
+    monkeypatch.setattr("helix_store.transfer.export_source._MOST_UNITS", 1)
     for session_id in ("a", "b"):
         simple_session(committed_db, session_id)
     before = exported(committed_db)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 
 from helix_store.core.types import SessionState
-from helix_store.reports.comparison import changes_between, comparable
+from helix_store.reports.payloads import changes_between, comparable
+from tests.cells import for_each
 from tests.strategies import json_values
 
 
@@ -16,7 +16,7 @@ def compared(before: Any, after: Any) -> list[dict[str, Any]]:
     return [change.to_dict() for change in changes_between(before, after)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "after", "changes"),
     [
         ({"a": 1}, {"a": 1}, []),

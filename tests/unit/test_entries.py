@@ -19,13 +19,8 @@ from helix_store.core.payloads import (
     is_plain_json,
 )
 from helix_store.exceptions import InvalidPayload, LimitExceeded
-from helix_store.sessions.deltas import (
-    Entries,
-    Entry,
-    encode_changed,
-    encode_reusing,
-    split,
-)
+from helix_store.sessions.state import Entries, Entry, encode_changed, encode_reusing, split
+from tests.cells import for_each
 from tests.strategies import HIGH, HOSTILE_DOCUMENTS, LOW, doubling, json_objects, nested
 
 LIMIT = Limits().max_state_bytes
@@ -75,7 +70,7 @@ def test_the_entries_make_up_the_whole_text(document: dict[str, Any]) -> None:
         assert list(found) == [json.loads(entry.key) for entry in found.values()] == list(decode(stored))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",
@@ -138,7 +133,7 @@ def test_the_text_is_the_same_whatever_is_known(earlier: dict[str, Any], documen
     assert encoded_reusing({}, document) == stored
 
 
-@pytest.mark.parametrize("document", HOSTILE_DOCUMENTS, ids=range(len(HOSTILE_DOCUMENTS)))
+@for_each("document", HOSTILE_DOCUMENTS, ids=range(len(HOSTILE_DOCUMENTS)))
 def test_hostile_documents_are_written_as_ever(document: dict[str, Any]) -> None:
     stored = encode(document)
     assert encoded_reusing({}, document) == stored
@@ -155,7 +150,7 @@ def test_unchanged_entries_are_shared_wherever_they_are() -> None:
     assert found["a"] == Entry('"a"', '"a":[0],', entries({"a": [0]})["a"].fingerprint)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "after"),
     [
         (1, 1.0),
@@ -195,7 +190,7 @@ class Text(str):
     __slots__ = ()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("known", "given"),
     [
         (1, Number.ONE),

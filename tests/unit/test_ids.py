@@ -23,6 +23,7 @@ from helix_store.core.ids import (
     parse_checkpoint_id,
 )
 from helix_store.exceptions import InvalidPayload
+from tests.cells import for_each
 
 MILLISECOND = 1_000_000
 
@@ -155,7 +156,7 @@ def test_checkpoint_ids_of_one_step_and_moment_differ() -> None:
     assert len({checkpoint_id("session", 1, 1) for _ in range(20)}) > 15
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",

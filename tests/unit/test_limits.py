@@ -12,6 +12,7 @@ from helix_store.core.limits import (
     MAX_INT_DIGITS,
     Limits,
 )
+from tests.cells import for_each
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:
@@ -21,17 +22,18 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "max_staged_bytes": 1024 * 1024,
         "max_chunk_bytes": 256 * 1024,
         "max_waiting_posts": 1_000,
+        "max_effects": 10_000,
     }
     assert (MAX_DEPTH, MAX_INT_DIGITS) == (200, 1_000)
 
 
-@pytest.mark.parametrize("name", list(asdict(Limits())))
+@for_each("name", list(asdict(Limits())))
 def test_one_limit_changes_alone(name: str) -> None:
     assert asdict(replace(Limits(), **{name: 1})) == asdict(Limits()) | {name: 1}
 
 
-@pytest.mark.parametrize("name", list(asdict(Limits())))
-@pytest.mark.parametrize("value", [0, -1, None, True, 1.5, "1024", float("inf")])
+@for_each("name", list(asdict(Limits())))
+@for_each("value", [0, -1, None, True, 1.5, "1024", float("inf")])
 def test_a_limit_is_a_positive_whole_number(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         Limits(**{name: value})

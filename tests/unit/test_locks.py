@@ -13,8 +13,7 @@ from pytest_django import Settings
 
 from helix_store.core.validation import identifier
 from helix_store.exceptions import InvalidPayload, LockLostError, StoreUnavailable
-from helix_store.locks.manager import KeepAlive, trust_ends
-from helix_store.locks.rules import process_owner, retry_pauses
+from helix_store.locks import KeepAlive, process_owner, retry_pauses, trust_ends
 from helix_store.stores import InMemoryLockManager, InMemoryStateStore, MemoryWorld, NoOpLockManager
 
 # Rules

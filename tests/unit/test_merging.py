@@ -25,6 +25,7 @@ from helix_store.exceptions import (
     LimitExceeded,
     PatchError,
 )
+from tests.cells import for_each
 from tests.strategies import json_values
 from tests.unit.patch_rules import add, check, copy, remove, replace
 from tests.unit.patch_strategies import KEYS, OBJECTS, PATCHES, container_ids, documents_and_changes
@@ -41,7 +42,7 @@ def merged(**changes: Any) -> StagedChanges:
 # --- merge_changes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("document", "changes", "expected"),
     [
         pytest.param({"a": 1}, {}, {"a": 1}, id="nothing"),
@@ -95,7 +96,7 @@ def test_stored_keys_keep_their_order() -> None:
     assert list(result) == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("wrong", [None, [], "text", 1, OrderedDict()], ids=repr)
+@for_each("wrong", [None, [], "text", 1, OrderedDict()], ids=repr)
 def test_anything_but_a_dict_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidPayload):
         merge_changes(wrong, {})

@@ -10,14 +10,8 @@ import pytest
 
 from helix_store.core.payloads import encode
 from helix_store.core.types import SessionState
-from helix_store.sessions.deltas import (
-    MAX_DELTAS,
-    Origin,
-    StoredPayload,
-    apply_delta,
-    origin_of,
-    stored_payload,
-)
+from helix_store.sessions.deltas import apply_delta
+from helix_store.sessions.state import MAX_DELTAS, Origin, StoredPayload, origin_of, stored_payload
 from tests.strategies import HIGH, LOW
 
 BASE = encode({"kept": "x" * 1_000, "n": 1, "gone": None})

@@ -9,7 +9,7 @@ import pytest
 
 import helix_store
 from helix_store.checkpointers.graph.types import GraphPage
-from helix_store.core.serialization import Page
+from helix_store.core.payloads import Page
 from helix_store.stores import InMemoryStateStore, InMemoryUsageStore, MemoryWorld
 from helix_store.testing.state_store.samples import commit_step, message
 from helix_store.testing.usage.base import custom
@@ -48,5 +48,5 @@ def test_every_public_page_is_one() -> None:
         GraphPage,
         *(getattr(helix_store, name) for name in helix_store.__all__ if name.endswith("Page")),
     ]
-    assert len(pages) == 6
+    assert len(pages) == 7
     assert all(issubclass(page, Page) for page in pages)

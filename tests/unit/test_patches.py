@@ -31,6 +31,7 @@ from helix_store.exceptions import (
     LimitExceeded,
     PatchError,
 )
+from tests.cells import for_each
 from tests.unit.patch_rules import APPLIES, REFUSES, Applies, Refuses, add, check, copy, move, remove, replace
 from tests.unit.patch_strategies import (
     HOSTILE_PATCHES,
@@ -56,14 +57,14 @@ def nested(depth: int) -> Any:
 # --- The rules -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", APPLIES, ids=rule)
+@for_each("case", APPLIES, ids=rule)
 def test_rule_applies(case: Applies) -> None:
     result = apply_patches(case.document, case.patches)
 
     assert encode(result) == encode(case.expected)
 
 
-@pytest.mark.parametrize("case", REFUSES, ids=rule)
+@for_each("case", REFUSES, ids=rule)
 def test_rule_refuses(case: Refuses) -> None:
     before = deepcopy(case.document)
 
@@ -84,7 +85,7 @@ def test_an_error_names_the_operation_and_its_place() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301  our own bytes
 
 
-@pytest.mark.parametrize("patches", [None, {}, "add", 7, (), {"op": "add"}, b"[]"])
+@for_each("patches", [None, {}, "add", 7, (), {"op": "add"}, b"[]"])
 def test_a_patch_that_is_no_list_is_refused(patches: Any) -> None:
     with pytest.raises(PatchError) as caught:
         apply_patches({}, patches)
@@ -92,7 +93,7 @@ def test_a_patch_that_is_no_list_is_refused(patches: Any) -> None:
     assert (caught.value.index, caught.value.op) == (0, "unknown")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [{1}, b"", (1,), object(), {1: 2}, {"a": [math.nan]}, -math.inf, OrderedDict(), 1j],
     ids=lambda value: type(value).__name__,
@@ -215,7 +216,7 @@ def test_a_document_over_the_limit_may_be_brought_below_it() -> None:
 
 
 def test_a_value_of_shared_references_is_stopped_before_it_is_written_out() -> None:
-    value: list[Any] = ["x"]
+    value: list[Any] = ["x" * 90_000]
     for _ in range(100):
         value = [value, value]
 
@@ -256,12 +257,12 @@ def test_many_inserts_at_the_front_of_a_long_list_end_soon() -> None:
     assert time.perf_counter() - started < 10
 
 
-@pytest.mark.parametrize(
+@for_each(
     "operations",
     [
         [add("/0", 1)] * 10_000,
         [add("/0", 1), remove("/0")] * 5_000,
-        [move("/3999999", "/0")] * 10_000,
+        [move("/399999", "/0")] * 10_000,
         [move("/0", "/-")] * 10_000,
         [{"op": "remove", "path": [0]}] * 10_000,
     ],
@@ -269,14 +270,14 @@ def test_many_inserts_at_the_front_of_a_long_list_end_soon() -> None:
 )
 def test_patches_that_move_a_long_list_too_often_are_refused(operations: list[Any]) -> None:
     with pytest.raises(LimitExceeded) as caught:
-        apply_patches([0] * 4_000_000, operations)
+        apply_patches([0] * 400_000, operations)
     assert caught.value.name == "moved list elements"
     assert caught.value.limit == MAX_MOVED_ELEMENTS
 
 
 def test_work_at_the_end_of_a_long_list_moves_nothing() -> None:
-    operations = [add("/-", 1), {"op": "remove", "path": "/1000000"}, replace("/0", 2)] * 3_333
-    assert apply_patches([0] * 1_000_000, operations) == [2] + [0] * 999_999
+    operations = [add("/-", 1), {"op": "remove", "path": "/300000"}, replace("/0", 2)] * 3_333
+    assert apply_patches([0] * 300_000, operations) == [2] + [0] * 299_999
 
 
 def test_all_changes_of_a_step_share_the_bound_of_moved_elements() -> None:
@@ -305,7 +306,7 @@ def test_a_patch_that_moves_a_list_of_its_own_too_often_is_refused_when_staged(o
     assert caught.value.name == "moved list elements"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "operations",
     [
         [add("/list/0", 1)] * MAX_OPERATIONS,

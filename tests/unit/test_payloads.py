@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from helix_store.core import validation
 from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS
-from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import (
     copy_json,
     decode,
     decode_all,
     encode,
+    join_path,
     size_of,
 )
 from helix_store.exceptions import (
@@ -28,6 +28,7 @@ from helix_store.exceptions import (
     InvalidPayload,
     LimitExceeded,
 )
+from tests.cells import for_each
 from tests.strategies import (
     HIGH,
     HOSTILE_DOCUMENTS,
@@ -50,7 +51,7 @@ def test_any_value_comes_back_with_its_types_and_key_order(value: Any) -> None:
     assert exact_form(decode(encode(value))) == exact_form(value)
 
 
-@pytest.mark.parametrize("document", HOSTILE_DOCUMENTS, ids=range(len(HOSTILE_DOCUMENTS)))
+@for_each("document", HOSTILE_DOCUMENTS, ids=range(len(HOSTILE_DOCUMENTS)))
 def test_hostile_documents_come_back_exactly(document: dict[str, Any]) -> None:
     assert exact_form(decode(encode(document))) == exact_form(document)
 
@@ -110,14 +111,14 @@ def test_shared_references_are_no_cycle() -> None:
 # --- Refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("document", "error"), REFUSED_DOCUMENTS, ids=range(len(REFUSED_DOCUMENTS)))
+@for_each(("document", "error"), REFUSED_DOCUMENTS, ids=range(len(REFUSED_DOCUMENTS)))
 def test_refused_documents_raise_their_error(document: Any, error: type[HelixStoreError]) -> None:
     with pytest.raises(HelixStoreError) as caught:
         encode(document)
     assert type(caught.value) is error
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "path"),
     [
         (float("nan"), ""),
@@ -192,9 +193,7 @@ def test_keys_in_a_path_are_cut_and_printable() -> None:
     assert len(segment) == 80
 
 
-@pytest.mark.parametrize(
-    ("key", "path"), [("a/b", "p/a~1b"), ("~", "p/~0"), ("~1", "p/~01"), (7, "p/7"), ("", "p/")]
-)
+@for_each(("key", "path"), [("a/b", "p/a~1b"), ("~", "p/~0"), ("~1", "p/~01"), (7, "p/7"), ("", "p/")])
 def test_a_path_segment_is_escaped_as_in_rfc_6901(key: str | int, path: str) -> None:
     assert join_path("p", key) == path
 
@@ -207,7 +206,7 @@ def test_nesting_up_to_the_limit_is_kept(depth: int) -> None:
     assert decode(encode(nested(depth))) == nested(depth)
 
 
-@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, MAX_DEPTH + 2, 5_000, 200_000])
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, MAX_DEPTH + 2, 5_000, 50_000])
 def test_deeper_nesting_is_refused_without_recursion(depth: int) -> None:
     with pytest.raises(LimitExceeded) as caught:
         encode(nested(depth))
@@ -254,9 +253,7 @@ def test_the_limit_is_the_size_of_the_stored_text(value: Any) -> None:
     assert size - 1 < caught.value.actual <= size
 
 
-@pytest.mark.parametrize(
-    "value", [0, 10**300, "", "x", [], {}, [0], [[]], {"": 0}, {"k": []}, [0, [0, 0], ""]]
-)
+@for_each("value", [0, 10**300, "", "x", [], {}, [0], [[]], {"": 0}, {"k": []}, [0, [0, 0], ""]])
 def test_the_smallest_values_fit_their_own_size(value: Any) -> None:
     assert encode(value, limit=size_of(encode(value))) == encode(value)
 
@@ -274,14 +271,14 @@ def test_without_a_limit_the_default_of_a_state_holds() -> None:
     assert caught.value.name == "max_state_bytes"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bomb",
     [
-        doubling(40),
-        doubling(150),
+        doubling(40, "lol"),
+        doubling(150, "lol"),
         {"texts": ["x" * 1_000_000] * 10_000},
         {"keys": [{"k" * 1_000_000: 1}] * 10_000},
-        {"integers": [10**900] * 200_000},
+        {"integers": [10**900] * 10_000},
         {"lists": [["x" * 1_000] * 1_000] * 1_000},
     ],
     ids=["doubling", "doubling deep", "texts", "keys", "integers", "lists"],
@@ -290,18 +287,18 @@ def test_a_small_graph_of_shared_references_stops_early(bomb: dict[str, Any]) ->
     tracemalloc.start()
     try:
         with pytest.raises(LimitExceeded) as caught:
-            encode(bomb, limit=1024 * 1024)
+            encode(bomb, limit=64 * 1024)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert caught.value.name == "max_state_bytes"
-    assert peak < 64 * 1024 * 1024
+    assert peak < 4 * 1024 * 1024
 
 
 # --- Reading --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",
@@ -351,14 +348,14 @@ def test_any_text_is_read_or_an_integrity_fault(text: str) -> None:
 # --- What is queried ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "plain", "\n\x01\x7f\x85", "\U0001f600", "\u202e", "x" * 4_000])
+@for_each("text", ["", "plain", "\n\x01\x7f\x85", "\U0001f600", "\u202e", "x" * 4_000])
 def test_text_that_a_column_takes_is_returned(text: str) -> None:
     assert validation.title(text) == text
     assert validation.tags([text]) == [text]
     assert validation.metadata({text: text}) == {text: text}
 
 
-@pytest.mark.parametrize("text", ["\x00", "a\x00b", HIGH, LOW, "x" + HIGH + LOW, 1, b"x", True])
+@for_each("text", ["\x00", "a\x00b", HIGH, LOW, "x" + HIGH + LOW, 1, b"x", True])
 def test_text_that_a_column_cannot_hold_is_refused_everywhere(text: Any) -> None:
     attempts: list[tuple[Callable[[], object], str]] = [
         (lambda: validation.title(text), "/title"),
@@ -372,7 +369,7 @@ def test_text_that_a_column_cannot_hold_is_refused_everywhere(text: Any) -> None
         assert caught.value.path == path
 
 
-@pytest.mark.parametrize("tags", ["text", {"set"}, None, {"a": "b"}, iter(["a"])])
+@for_each("tags", ["text", {"set"}, None, {"a": "b"}, iter(["a"])])
 def test_tags_are_a_list_of_texts(tags: Any) -> None:
     with pytest.raises(InvalidPayload):
         validation.tags(tags)
@@ -404,7 +401,7 @@ class TestDecodeAll:
         texts = [encode(value) for value in values]
         assert decode_all(texts) == [decode(text) for text in texts]
 
-    @pytest.mark.parametrize("texts", [["{}", "{"], ["", "1"], ["1,2"], ["[1", "2]"], ["{}", "[NaN]"]])
+    @for_each("texts", [["{}", "{"], ["", "1"], ["1,2"], ["[1", "2]"], ["{}", "[NaN]"]])
     def test_refuses_what_decode_refuses(self, texts: list[str]) -> None:
         with pytest.raises(IntegrityFault):
             decode_all(texts)

@@ -20,9 +20,9 @@ from helix_store.exceptions import (
     InvalidPayload,
     LimitExceeded,
 )
-from helix_store.sessions.deltas import delta_between, split
-from helix_store.sessions.layout import WRITTEN_COLUMNS, encode_state
 from helix_store.sessions.reading import checkpoint_state, current_state
+from helix_store.sessions.state import WRITTEN_COLUMNS, delta_between, encode_state, split
+from tests.cells import for_each
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAYLOAD_FIELDS = ["output", "error", "workspace_refs", "suspension_context", "pending_client_tool_calls"]
@@ -52,7 +52,7 @@ def a_state(**fields: Any) -> SessionState:
     return SessionState(session_id="s", agent_type="t", created_at=NOW, updated_at=NOW, **fields)
 
 
-@pytest.mark.parametrize("field", ["custom_state", *PAYLOAD_FIELDS])
+@for_each("field", ["custom_state", *PAYLOAD_FIELDS])
 def test_a_field_may_be_as_deep_as_a_document(field: str) -> None:
     state = a_state(**{field: nested(MAX_DEPTH)})
     assert read_back(state) == state
@@ -60,8 +60,8 @@ def test_a_field_may_be_as_deep_as_a_document(field: str) -> None:
         encode_state(a_state(**{field: nested(MAX_DEPTH + 1)}), Limits())
 
 
-@pytest.mark.parametrize("field", PAYLOAD_FIELDS)
-@pytest.mark.parametrize("text", ["\ud83d\ude00", "~", "\x00", '"', "\\", "é"])
+@for_each("field", PAYLOAD_FIELDS)
+@for_each("text", ["\ud83d\ude00", "~", "\x00", '"', "\\", "é"])
 def test_a_field_keeps_every_text(field: str, text: str) -> None:
     state = a_state(**{field: {text: [text, {"deep": text}]}}, title="é~")
     assert read_back(state) == state
@@ -123,14 +123,14 @@ def test_an_empty_text_stays_apart_from_none(field: str) -> None:
     assert getattr(read_back(a_state(**{field: ""})), field) == ""
 
 
-@pytest.mark.parametrize("field", ["output", "error"])
-@pytest.mark.parametrize("value", [0, 0.0, -0.0, False, "", [], {}, [{}], {"": None}])
+@for_each("field", ["output", "error"])
+@for_each("value", [0, 0.0, -0.0, False, "", [], {}, [{}], {"": None}])
 def test_an_outcome_keeps_every_kind_of_nothing(field: str, value: Any) -> None:
     assert repr(getattr(read_back(a_state(**{field: value})), field)) == repr(value)
 
 
-@pytest.mark.parametrize("field", ["workspace_refs", "pending_client_tool_calls"])
-@pytest.mark.parametrize("value", [None, [], (), 0, "", False])
+@for_each("field", ["workspace_refs", "pending_client_tool_calls"])
+@for_each("value", [None, [], (), 0, "", False])
 def test_a_field_of_names_takes_only_a_dict(field: str, value: Any) -> None:
     with pytest.raises(InvalidPayload):
         encode_state(a_state(**{field: value}), Limits())

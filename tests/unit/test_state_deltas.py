@@ -15,16 +15,9 @@ from hypothesis import strategies as st
 from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS
 from helix_store.core.payloads import decode_object, encode, is_plain_json
 from helix_store.exceptions import IntegrityFault, LimitExceeded
-from helix_store.sessions.deltas import (
-    MAX_DELTAS,
-    Entry,
-    apply_delta,
-    decode_with_delta,
-    delta_between,
-    encode_changed,
-    encode_reusing,
-    split,
-)
+from helix_store.sessions.deltas import apply_delta, decode_with_delta
+from helix_store.sessions.state import MAX_DELTAS, Entry, delta_between, encode_changed, encode_reusing, split
+from tests.cells import for_each
 from tests.strategies import (
     HIGH,
     HOSTILE_DOCUMENTS,
@@ -68,7 +61,7 @@ def decode_with_deltas(full: str, deltas: Sequence[str]) -> Any:
 # --- One delta ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("base", "new", "expected"),
     [
         ({"a": 1, "b": 2}, {"a": 1, "b": 2}, NOTHING),
@@ -90,7 +83,7 @@ def test_a_delta_says_what_was_removed_and_what_is_set(
     assert apply_deltas(encode({**BALLAST, **base}), [made]) == encode({**BALLAST, **new})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "after"),
     [
         (1, 1.0),
@@ -119,7 +112,7 @@ def test_what_only_looks_alike_is_a_change(before: Any, after: Any) -> None:
         assert exact_form(found["a"]) == exact_form(new)
 
 
-@pytest.mark.parametrize("document", HOSTILE_DOCUMENTS, ids=range(len(HOSTILE_DOCUMENTS)))
+@for_each("document", HOSTILE_DOCUMENTS, ids=range(len(HOSTILE_DOCUMENTS)))
 def test_hostile_documents_come_and_go(document: dict[str, Any]) -> None:
     stored = encode({**BALLAST, **document})
     if not is_plain_json(stored):
@@ -272,7 +265,7 @@ READERS = pytest.mark.parametrize("read", [apply_deltas, decode_with_deltas])
 
 
 @READERS
-@pytest.mark.parametrize(
+@for_each(
     "damaged",
     [
         "",
@@ -311,7 +304,7 @@ def test_a_damaged_delta_is_an_integrity_fault(read: Callable[..., Any], damaged
 
 
 @READERS
-@pytest.mark.parametrize(
+@for_each(
     "damaged", ["", "null", "[]", '"{}"', "1", "{", '{"a":1', '{"a":NaN}', '{"a":1},{"b":2}', "~[]", "~{"]
 )
 def test_a_damaged_full_payload_is_an_integrity_fault(read: Callable[..., Any], damaged: str) -> None:
@@ -344,9 +337,7 @@ def test_deltas_to_what_no_payload_holds_give_no_text(value: str) -> None:
 
 
 @READERS
-@pytest.mark.parametrize(
-    "damaged", ['{"removed":["s3cr3t"],"set":{}}', '{"removed":[],"set":{"s3cr3t":', '{"s3cr3t":1}']
-)
+@for_each("damaged", ['{"removed":["s3cr3t"],"set":{}}', '{"removed":[],"set":{"s3cr3t":', '{"s3cr3t":1}'])
 def test_a_fault_shows_no_stored_text(read: Callable[..., Any], damaged: str) -> None:
     with pytest.raises(IntegrityFault) as caught:
         read('{"a":"s3cr3t"}', [damaged])
@@ -361,7 +352,7 @@ def test_a_fault_of_the_text_shows_no_stored_key() -> None:
     assert caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("stored", ["[]", '{"a":1', "{1:2}", '{"a" :1}', '{"a":1 }', '{"a":1]}', '{"a":tru}'])
+@for_each("stored", ["[]", '{"a":1', "{1:2}", '{"a" :1}', '{"a":1 }', '{"a":1]}', '{"a":tru}'])
 def test_a_stored_text_that_is_no_compact_object_has_no_entries(stored: str) -> None:
     assert split(stored) is None
 

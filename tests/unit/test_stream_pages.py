@@ -7,7 +7,7 @@ import pickle
 
 from helix_store.core.streams import StoredChunk
 from helix_store.core.types import StreamStatus
-from helix_store.streams.rules import StreamHead, StreamSlice
+from helix_store.streams.chunks import StreamHead, StreamSlice
 
 HEAD = StreamHead((1, 0), StreamStatus.ACTIVE, 9, 0)
 

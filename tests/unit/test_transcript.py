@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helix_store.core.transcript import Part, parts_of, role_of, turns
+from tests.cells import for_each
 from tests.strategies import json_values
 
 TEXT = Part(kind="text", text="Hello")
@@ -17,7 +17,7 @@ CALL = Part(kind="call", text='{"city": "Kyōto"}', name="weather", call_id="c-1
 RESULT = Part(kind="result", text="Rain", call_id="c-1")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "parts"),
     [
         ({"role": "user", "content": "Hello"}, [TEXT]),

@@ -19,6 +19,7 @@ from helix_store.core.types import (
     SessionStatus,
 )
 from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
+from tests.cells import for_each
 from tests.strategies import SafeText, texts
 
 # --- Identifiers and texts ------------------------------------------------------------------------
@@ -53,14 +54,14 @@ ILLEGAL_IDENTIFIERS = [
 NOT_TEXT: list[Any] = [None, 1, True, b"bytes", ["a"], SafeText("x"), SessionStatus.ACTIVE]
 
 
-@pytest.mark.parametrize("value", LEGAL_IDENTIFIERS)
+@for_each("value", LEGAL_IDENTIFIERS)
 def test_an_identifier_is_opaque(value: str) -> None:
     assert validation.identifier(value, "session_id") == value
     assert validation.optional_identifier(value, "session_id") == value
     assert validation.tenant(value) == value
 
 
-@pytest.mark.parametrize("value", [*ILLEGAL_IDENTIFIERS, *NOT_TEXT])
+@for_each("value", [*ILLEGAL_IDENTIFIERS, *NOT_TEXT])
 def test_anything_else_is_no_identifier(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.identifier(value, "session_id")
@@ -130,7 +131,7 @@ def test_every_text_is_a_failure_reason_that_can_be_stored(reason: str, repeats:
     assert stored.endswith("(cut)") or fits or "\x00" in reason or "\ud800" in reason
 
 
-@pytest.mark.parametrize("value", ["\x00", "\ud800", 1, b"x", SafeText("x")])
+@for_each("value", ["\x00", "\ud800", 1, b"x", SafeText("x")])
 def test_text_holds_no_nul_and_no_lone_surrogates(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.title(value)
@@ -145,7 +146,7 @@ def test_whole_numbers_within_bounds_are_returned(value: int) -> None:
     assert validation.whole_number(value, "step_count") == value
 
 
-@pytest.mark.parametrize("value", [-1, 2**63, True, False, 1.0, 1.5, float("nan"), "1", None, 10**4_000])
+@for_each("value", [-1, 2**63, True, False, 1.0, 1.5, float("nan"), "1", None, 10**4_000])
 def test_anything_else_is_no_whole_number(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.whole_number(value, "step_count")
@@ -168,12 +169,12 @@ def test_bounds_of_a_whole_number_are_inclusive() -> None:
 END_OF_TIME = 253_402_300_799_999
 
 
-@pytest.mark.parametrize("value", [0, 1, 10**8 - 1, 10**11, 1_767_225_600_000, END_OF_TIME])
+@for_each("value", [0, 1, 10**8 - 1, 10**11, 1_767_225_600_000, END_OF_TIME])
 def test_epoch_milliseconds_are_returned(value: int) -> None:
     assert validation.epoch_milliseconds(value, "expires_at") == value
 
 
-@pytest.mark.parametrize("value", [-1, END_OF_TIME + 1, 10**18, True, 1.5e12, "1767225600000", None])
+@for_each("value", [-1, END_OF_TIME + 1, 10**18, True, 1.5e12, "1767225600000", None])
 def test_anything_else_is_no_epoch_milliseconds(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.epoch_milliseconds(value, "expires_at")
@@ -211,7 +212,7 @@ def test_a_filter_takes_aware_datetimes_and_milliseconds() -> None:
     assert validation.aware_datetime(1_767_225_600_000, "date_from") == moment
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None),
@@ -233,15 +234,13 @@ def test_a_filter_takes_no_other_times(value: Any) -> None:
 # --- Enumerations ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", SessionStatus)
+@for_each("status", SessionStatus)
 def test_a_member_is_known_by_itself_and_by_its_text(status: SessionStatus) -> None:
     assert validation.enum(SessionStatus, status, "status") is status
     assert validation.enum(SessionStatus, status.value, "status") is status
 
 
-@pytest.mark.parametrize(
-    "value", ["nope", "ACTIVE", "", None, 1, [], {}, RunStatus.RUNNING, SafeText("active")]
-)
+@for_each("value", ["nope", "ACTIVE", "", None, 1, [], {}, RunStatus.RUNNING, SafeText("active")])
 def test_an_unknown_member_is_refused_with_what_is_allowed(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.enum(SessionMode, value, "mode")
@@ -256,7 +255,7 @@ def test_statuses_are_a_collection(collection: Callable[[Any], Any]) -> None:
     assert validation.statuses(collection([]), "expected") == frozenset()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     ["active", SessionStatus.ACTIVE, b"active", None, 1, {"active": 1}, ["nope"], [["active"]], [None]],
 )
@@ -274,7 +273,7 @@ def test_a_page_is_clamped_to_the_largest() -> None:
     assert validation.page_limit(1_000, maximum=500) == 500
 
 
-@pytest.mark.parametrize("limit", [0, -1, None, True, 1.0, "10"])
+@for_each("limit", [0, -1, None, True, 1.0, "10"])
 def test_a_page_holds_at_least_one(limit: Any) -> None:
     with pytest.raises(InvalidQuery):
         validation.page_limit(limit)
@@ -284,7 +283,7 @@ def test_an_offset_counts_from_zero() -> None:
     assert [validation.page_offset(offset) for offset in (0, 1, 2**63 - 1)] == [0, 1, 2**63 - 1]
 
 
-@pytest.mark.parametrize("offset", [-1, 2**63, None, True, 0.0, "0"])
+@for_each("offset", [-1, 2**63, None, True, 0.0, "0"])
 def test_anything_else_is_no_offset(offset: Any) -> None:
     with pytest.raises(InvalidQuery):
         validation.page_offset(offset)
@@ -298,7 +297,7 @@ def test_a_message_has_a_role_and_anything_else() -> None:
     assert validation.messages([value]) == [value["role"]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "path"),
     [
         (None, "/messages/7"),

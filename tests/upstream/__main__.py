@@ -1,10 +1,11 @@
-"""Every suite on every database: ``python -m tests.upstream``. Prints what each one said.
+"""Every suite on every database, or those that are named: ``python -m tests.upstream strands``.
 
-The databases of a suite run side by side.
+It prints what each one said. Two run side by side.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -23,7 +24,12 @@ _DATABASES: Final = ("sqlite", "postgres")
 
 
 def main() -> int:
-    runs = [(suite, database) for suite in _SUITES for database in _DATABASES]
+    parser = argparse.ArgumentParser(prog="python -m tests.upstream", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"{', '.join(_SUITES)}; by default all")
+    suites = parser.parse_args().suites or _SUITES
+    if unknown := set(suites) - set(_SUITES):
+        parser.error(f"There is no suite {', '.join(sorted(unknown))}.")
+    runs = [(suite, database) for suite in suites for database in _DATABASES]
     failed = []
     with ThreadPoolExecutor(len(_DATABASES)) as pool:
         for (suite, database), (code, printed, seconds) in zip(runs, pool.map(_run, runs), strict=True):

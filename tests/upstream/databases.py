@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import environ
 
-from tests.postgres import PostgresCluster
+from tests.postgres import NOT_DURABLE, PostgresCluster
 
 __all__ = ["NAMES", "database"]
 
@@ -20,7 +20,7 @@ NAMES: Final = ("sqlite", "postgres")
 @contextmanager
 def database(name: str) -> Iterator[dict[str, Any]]:
     if name == "postgres":
-        with PostgresCluster() as cluster:
+        with PostgresCluster(options=NOT_DURABLE) as cluster:
             address = environ.Env.db_url_config(cluster.url)
             yield {**address, "ENGINE": "django.db.backends.postgresql"}
         return

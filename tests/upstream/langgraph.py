@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import psycopg
 
-from tests.postgres import PostgresCluster
+from tests.postgres import NOT_DURABLE, PostgresCluster
 from tests.upstream.sdists import unpacked
 
 __all__ = ["MODULES"]
@@ -73,7 +73,7 @@ def _server(database: str, folder: str) -> Iterator[dict[str, Any]]:
     if database == "sqlite":
         yield {"sqlite": folder}
         return
-    with PostgresCluster(options={"fsync": "off"}) as cluster:
+    with PostgresCluster(options=NOT_DURABLE) as cluster:
         yield {"url": cluster.tcp_url}
 
 

@@ -17,7 +17,8 @@ from helix_store.core.usage import TokenCounts, UsageEntry, UsageGroup, UsageTot
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import EVERY_KIND, NOON, custom, sub_agent, tokens, tool
-from helix_store.usage.reports import usage_report
+from helix_store.usage.store import usage_report
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 HOUR: Final = 60 * 60 * 1_000
@@ -177,8 +178,8 @@ FILTERS: Final[dict[str, tuple[dict[str, Any], Callable[[Spent], bool]]]] = {
 }
 
 
-@pytest.mark.parametrize("by", GROUPINGS)
-@pytest.mark.parametrize("chosen", FILTERS)
+@for_each("by", GROUPINGS, shared=True)
+@for_each("chosen", FILTERS, shared=True)
 def test_the_sums_of_a_report_are_those_of_the_entries(ledger: Ledger, by: str, chosen: str) -> None:
     given, is_chosen = FILTERS[chosen]
     entries = [spent for spent in ledger.entries() if is_chosen(spent)]
@@ -192,7 +193,7 @@ def test_the_sums_of_a_report_are_those_of_the_entries(ledger: Ledger, by: str, 
     assert _total_of(report.total) == _summed(one)
 
 
-@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "Asia/Kathmandu", "Pacific/Kiritimati"])
+@for_each("zone", ["Asia/Tokyo", "America/New_York", "Asia/Kathmandu", "Pacific/Kiritimati"], shared=True)
 def test_a_day_begins_where_the_zone_says(ledger: Ledger, zone: str) -> None:
     report = ledger.report("day", zone=ZoneInfo(zone))
     assert _found(report.groups) == _expected(ledger.entries(), "day", zone)
@@ -214,7 +215,7 @@ def test_a_day_of_25_hours_is_one_day(empty_db: CommittedDatabase) -> None:
     ]
 
 
-@pytest.mark.parametrize("by", GROUPINGS)
+@for_each("by", GROUPINGS, shared=True)
 def test_a_limit_keeps_the_highest_groups_and_the_sums_of_all(ledger: Ledger, by: str) -> None:
     whole = ledger.report(by)
     for limit in range(1, whole.group_count + 2):
@@ -259,7 +260,7 @@ def test_nothing_spent_is_a_report_of_nothing(empty_db: CommittedDatabase) -> No
         assert report.total == _summed([])
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given",
     [
         {"by": "kind"},

@@ -1,29 +1,64 @@
-"""The conversation as a chat: each message with its author and step, and the answer of each tool."""
+"""The conversation and the items of a session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import Any, Final
+from urllib.parse import urlencode
 
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count, IntegerField, Model, Value
+from django.db.models.functions import Length
+from django.http import FileResponse, Http404
+from django.http.response import HttpResponseBase
+from django.utils.safestring import SafeString
+from django.utils.text import capfirst
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import identifier, link, printable
-from helix_store.admin.sections.section import Section, SessionView
-from helix_store.admin.times import clock, duration, stamp
-from helix_store.catalogue import ConversationPage, ConversationStep, conversations
+from helix_store.admin.base import SessionChildAdmin
+from helix_store.admin.elements import clock, duration, identifier, link, printable, stamp
+from helix_store.admin.records import item_preview
+from helix_store.admin.sections.section import NOT_IN_A_NAME, Section, SessionView
+from helix_store.catalogue import ConversationPage, ConversationStep, Table, conversations, tables
+from helix_store.catalogue.table import WholeConversation
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.transcript import ConversationMessage, Part, TurnPart, paired
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import rounded_cost
-from helix_store.exceptions import HelixStoreError
-from helix_store.models import Checkpoint, Message, UsageEntry
-from helix_store.reports.conversations import MESSAGE_COLUMNS, conversations_of, stored_message
-from helix_store.reports.payloads import payload_start
+from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.items import lane_name
+from helix_store.models import Checkpoint, Item, Message, Session, UsageEntry
+from helix_store.reports.conversations import (
+    MESSAGE_COLUMNS,
+    SHOWN_RECORDS,
+    conversation_as_markdown,
+    conversations_of,
+    messages_of,
+    own_messages,
+    stored_message,
+    unread_rows,
+)
+from helix_store.reports.payloads import payload_start, read_start, whole_payloads
+from helix_store.reports.session import conversations_as_json
+from helix_store.transfer.records import spool
 
 _PAGE: Final = 40
+_THREADS: Final = 50
 _SOURCE: Final = 12_000
-"""The maximum number of characters of a stored message to read; the message's own page shows all of it."""
+"""The number of characters of a message above which the page reads the message with another statement."""
+
+_SHOWN: Final = 12_000
+"""The maximum number of characters of a part that the page shows; downloads contain all of them."""
+
+_PARTS: Final = 200
+_SHOWN_OF_MESSAGE: Final = 48_000
+_LEAST_SHOWN: Final = 600
+"""The number of characters of each part that are shown even if the message is longer than the page allows."""
 
 _ENTRIES: Final = 500
 _OPEN_TEXT: Final = 2_400
@@ -52,12 +87,18 @@ class Conversation(Section):
             names.insert(0, "")
         chosen = asked if asked in names else names[0]
         shown = _of_adapter(view, chosen, pages[chosen]) if chosen else self._own(view)
+        is_empty = not shown["blocks"] and not any(page.total for page in pages.values())
         named = [
             {"name": name or _("Messages"), "url": "" if name == chosen else view.url(of=name)}
             for name in names
         ]
         choices = [named if len(names) > 1 else [], shown.get("threads", [])]
-        return {**shown, "choices": [each for each in choices if each]}
+        return {
+            **shown,
+            "choices": [each for each in choices if each],
+            "unread_rows": _unread(view) if is_empty else [],
+            "downloads": [] if is_empty else _downloads(view),
+        }
 
     def _own(self, view: SessionView) -> dict[str, Any]:
         """Return the page of the store's own messages that the URL names, by default the newest one."""
@@ -68,7 +109,7 @@ class Conversation(Section):
         messages = self._messages(view, first)
         steps = self._steps(view, first) if messages and view.may_view(Checkpoint) else []
         return {
-            "blocks": blocks(view, messages, partial(_step_with, steps)),
+            "blocks": blocks(view, messages, partial(_step_with, steps), partial(_whole_url, view, "", "")),
             "total": total,
             **_pages(view.url, first, messages[-1].number if messages else None, total),
             "may_jump": view.may_view(Checkpoint) and view.session.step_count > 0,
@@ -95,7 +136,19 @@ class Conversation(Section):
         rows = view.rows(Message).filter(sequence__gte=first, sequence__lt=first + _PAGE)
         columns = ("pk", *MESSAGE_COLUMNS, payload_start(_SOURCE))
         found = rows.order_by("sequence").values_list(*columns)
-        return [stored_message(*row, limit=_SOURCE, row=(Message, key)) for key, *row in found]
+        starts = [(key, start) for key, _, _, _, start in found]
+        whole = whole_payloads(Message, view.alias, starts, _SOURCE)
+        return [
+            stored_message(
+                sequence,
+                role,
+                at,
+                whole.get(key, start),
+                limit=None if key in whole else _SOURCE,
+                row=(Message, key),
+            )
+            for key, sequence, role, at, start in found
+        ]
 
     def _steps(self, view: SessionView, first: int) -> list[dict[str, Any]]:
         """Return the steps with a message on the page, each with its last message and tokens, in order."""
@@ -154,6 +207,19 @@ def _pages(url: Callable[..., str], first: int, last: int | None, total: int) ->
     }
 
 
+def _whole_url(view: SessionView, name: str, thread: str, message: ConversationMessage) -> str:
+    """Return the URL of a message as it is stored, which is downloaded."""
+    shown = next((each for each in conversations() if each.name == name), None)
+    if shown is not None and not isinstance(shown, WholeConversation):
+        return "" if message.row is None else view.page.page_url(*message.row)
+    address = view.page.view_url(Session, "conversation", view.session.pk)
+    named = {"of": name, "thread": thread} if name else {}
+    try:
+        return f"{address}?{urlencode({'number': message.number, **named})}"
+    except UnicodeEncodeError:
+        return ""
+
+
 # --- Conversations that adapters keep -------------------------------------------------------------
 
 
@@ -162,18 +228,101 @@ def _of_adapter(view: SessionView, name: str, page: ConversationPage) -> dict[st
     url = partial(view.url, of=name, thread=page.thread or None)
     first = messages[0].number if messages else 1
     return {
-        "blocks": blocks(view, messages, _step_of),
+        "blocks": blocks(view, messages, _step_of, partial(_whole_url, view, name, page.thread)),
         "total": f"{page.total}+" if page.is_partial else page.total,
         **_pages(url, first, messages[-1].number if messages else None, page.total),
-        "threads": [
-            {
-                "name": printable(each) or "-",
-                "url": "" if each == page.thread else view.url(of=name, thread=each),
-            }
-            for each in page.threads
-        ],
+        "threads": _threads(view, name, page),
         "path": [_path_step(view, step) for step in page.path],
     }
+
+
+def _threads(view: SessionView, name: str, page: ConversationPage) -> list[dict[str, Any]]:
+    """Return links to the threads. If there are many, these are some, with a link to the next ones."""
+    conversation = next(each for each in conversations() if each.name == name)
+    named, after = page.threads, view.request.GET.get("threads")
+    last = named[-1] if named else ""
+    if after is not None and isinstance(conversation, WholeConversation):
+        following = islice(conversation.threads(view.db, view.session.pk, after=after), _THREADS)
+        named = tuple(dict.fromkeys((page.thread, *following)))
+        last = named[-1]
+    elif (page.thread_count or 0) > len(named):
+        # The main and the shown thread may follow the others in order.
+        last = named[:_THREADS][-1] if named else ""
+    links = [
+        {"name": printable(each) or "-", "url": "" if each == page.thread else view.url(of=name, thread=each)}
+        for each in named
+    ]
+    if (page.thread_count or 0) > len(page.threads):
+        words = gettext("More of %(count)s threads") % {"count": f"{page.thread_count:,}"}
+        url = view.url(of=name, thread=page.thread, threads=last) if len(named) > 1 else ""
+        links.append({"name": words, "url": url or view.url(of=name, thread=page.thread)})
+    return links
+
+
+def _unread(view: SessionView) -> list[str]:
+    """Return the names and numbers of the session's rows that no conversation shows."""
+    rows = unread_rows(view.db, view.session.pk, view.may_view)
+    return [f"{printable(name)}: {count:,}" for name, count in rows.items()]
+
+
+def _downloads(view: SessionView) -> list[dict[str, str]]:
+    address = view.page.view_url(Session, "conversation", view.session.pk)
+    return [{"name": name, "url": f"{address}?format={kind}"} for name, kind in _FORMATS.items()]
+
+
+_FORMATS: Final = {"Markdown": "markdown", "JSON": "json"}
+
+
+def conversation_file(view: SessionView) -> HttpResponseBase:
+    """Return all conversations of the session as a file to download, each message as a whole.
+
+    ``?number=`` and ``?of=`` name one message. It is written to a temporary file first, so that an error does
+    not end a response that has begun.
+    """
+    if not Conversation().is_visible(view):
+        raise PermissionDenied
+    store, session_id = view.store, view.session.session_id
+    number = view.number("number")
+    if number is not None:
+        chunks = _one_as_json(view, number)
+    elif view.text("format") == "markdown":
+        found = conversation_as_markdown(store, session_id, may_view=view.may_view)
+        chunks = (f"{block}\n\n" for block in found)
+    else:
+        chunks = conversations_as_json(store, session_id, may_view=view.may_view)
+    file = spool()
+    try:
+        for chunk in chunks:
+            file.write(chunk.encode(errors="backslashreplace"))
+    except IntegrityFault as fault:
+        # The rest has been written. Only Markdown raises this: JSON has no parts for an unreadable message.
+        file.write(f"*{fault}*\n".encode())
+    file.seek(0)
+    is_markdown = number is None and view.text("format") == "markdown"
+    name = f"conversation-{NOT_IN_A_NAME.sub('_', session_id)[:80]}"
+    response = FileResponse(
+        file,
+        as_attachment=True,
+        filename=f"{name}.md" if is_markdown else f"{name}.json",
+        content_type=f"{'text/markdown' if is_markdown else 'application/json'}; charset=utf-8",
+    )
+    response["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
+def _one_as_json(view: SessionView, number: int) -> Iterator[str]:
+    """Yield one message as it is stored. Raise ``Http404`` if the user may not view it or it is gone."""
+    name, thread = view.text("of"), view.request.GET.get("thread")
+    found: Iterable[ConversationMessage] = ()
+    if not name and view.may_view(Message):
+        found = own_messages(view.db, view.session.pk, first=number)
+    for conversation in conversations_of(view.db, [view.session.pk], view.may_view) if name else ():
+        if conversation.name == name:
+            found = messages_of(view.db, view.session.pk, conversation, thread, first=number)
+    message = next(iter(found), None)
+    if message is None or message.number != number or message.stored is None:
+        raise Http404
+    yield json.dumps(message.stored, indent=2, ensure_ascii=False)
 
 
 def _step_of(message: ConversationMessage) -> tuple[Any, dict[str, Any]] | None:
@@ -200,15 +349,19 @@ def blocks(
     view: SessionView,
     messages: Sequence[ConversationMessage],
     step_of: Callable[[ConversationMessage], tuple[Any, dict[str, Any]] | None],
+    whole_url: Callable[[ConversationMessage], str],
 ) -> list[dict[str, Any]]:
     """Return a block for each message that is not shown as the result of a call.
 
+    ``whole_url`` returns the URL of a message as it is stored, for messages that are too long for the page.
     ``step_of`` returns the key and the context of a message's step. The first message of each step shows the
     step. ``said`` is ``None`` if the message cannot be read.
     """
     readable = [(each.number, each.role, each.parts) for each in messages if each.parts is not None]
-    spoken = {turn.sequence: turn.parts for turn in paired(readable)}
+    cut = {each.number for each in messages if each.is_cut}
+    spoken = {turn.sequence: turn.parts for turn in paired(readable, cut)}
     times = {each.number: each.at for each in messages}
+    urls = {each.number: whole_url(each) for each in messages}
     found = []
     shown_key = None
     for message in messages:
@@ -216,6 +369,7 @@ def blocks(
             continue
         parts = spoken.get(message.number)
         key, step = step_of(message) or (None, None)
+        said = None if parts is None else list(_said(parts[:_PARTS], message.number, times, urls))
         found.append(
             {
                 "sequence": message.number,
@@ -223,8 +377,10 @@ def blocks(
                 "tone": message.role if message.role in _KNOWN_ROLES else "other",
                 "at": "" if message.at is None else clock(message.at),
                 "url": "" if message.row is None else view.page.page_url(*message.row),
-                "said": None if parts is None else list(_said(parts, message.number, times)),
-                "is_cut": message.is_cut,
+                "said": said,
+                "more_parts": max(0, len(parts or ()) - _PARTS),
+                "is_cut": message.is_cut or any(each["is_cut"] for each in said or ()),
+                "whole_url": urls[message.number],
                 "step": step if key != shown_key else None,
             }
         )
@@ -233,13 +389,17 @@ def blocks(
 
 
 def _said(
-    parts: Iterable[TurnPart], number: int, times: Mapping[int, datetime | None]
+    parts: Iterable[TurnPart], number: int, times: Mapping[int, datetime | None], urls: Mapping[int, str]
 ) -> Iterable[dict[str, Any]]:
+    room = _SHOWN_OF_MESSAGE
     for own in parts:
         limit = _OPEN_RESULT if own.part.kind in ("result", "file", "other") else _OPEN_TEXT
-        said = _one(own.part, limit)
+        said = _one(own.part, limit, room)
+        room -= said["length"]
         if own.result is not None and own.result_sequence is not None:
-            said["result"] = _one(own.result, _OPEN_RESULT)
+            said["result"] = _one(own.result, _OPEN_RESULT, room)
+            room -= said["result"]["length"]
+            said["result"]["whole_url"] = urls[own.result_sequence]
             said["result_after"] = _after(times[number], times[own.result_sequence])
         yield said
 
@@ -250,15 +410,139 @@ def _after(called: datetime | None, answered: datetime | None) -> str:
     return duration(answered - called)
 
 
-def _one(part: Part, limit: int) -> dict[str, Any]:
-    """Return a part of a message. If the text is long, its ``rest`` is folded."""
-    text = printable(part.text)
+def _one(part: Part, limit: int, room: int) -> dict[str, Any]:
+    """Return a part of a message. If the text is long, its ``rest`` is folded; if it is very long, it is cut.
+
+    ``room`` is the number of characters that the page may still show of the message.
+    """
+    most = max(_LEAST_SHOWN, min(_SHOWN, room))
+    text, fields = printable(part.text[:most]), printable(part.rest[:most])
     # Text that is only slightly longer is shown in full.
     cut = len(text) if len(text) <= limit * 1.2 else limit
     return {
         "kind": part.kind,
         "text": text[:cut],
         "rest": text[cut:],
-        "name": printable(part.name)[:limit],
+        "name": printable(part.name[:most]),
+        "call_id": printable((part.call_id or "")[:most]),
+        "fields": fields,
         "is_error": part.is_error,
+        "is_cut": max(map(len, (part.text, part.rest, part.name, part.call_id or ""))) > most,
+        "length": len(text) + len(fields),
     }
+
+
+_ITEMS_PER_PAGE: Final = 25
+_LANES: Final = 50
+_LONGEST_NAME: Final = 60
+
+
+class Items(Section):
+    name = "items"
+    label = _("Items")
+
+    def is_visible(self, view: SessionView) -> bool:
+        return bool(_counted_tables(view))
+
+    def context(self, view: SessionView) -> dict[str, Any]:
+        found: dict[str, Any] = {"tables": _app_rows(view)}
+        return found | self._lanes(view) if view.may_view(Item) else found
+
+    def _lanes(self, view: SessionView) -> dict[str, Any]:
+        """Return the lanes, and a page of the newest items of the chosen lane, by default the first."""
+        rows = view.rows(Item)
+        lanes = list(rows.values_list("lane").annotate(number=Count("pk")).order_by("lane")[: _LANES + 1])
+        if not lanes:
+            return {}
+        lane = _chosen(view, lanes[0][0])
+        items = self._page(rows.filter(lane=lane), view.number("before"))
+        return {
+            "lanes": [
+                {"name": _shown(name), "number": number, "url": "" if name == lane else view.url(lane=name)}
+                for name, number in lanes[:_LANES]
+            ],
+            "has_more_lanes": len(lanes) > _LANES,
+            "items": [
+                {**item, "url": view.page.page_url(Item, item["id"])} for item in items[:_ITEMS_PER_PAGE]
+            ],
+            "list_url": view.list_url(Item),
+            "newest_url": view.url(lane=lane) if view.number("before") is not None else "",
+            "older_url": view.url(lane=lane, before=items[_ITEMS_PER_PAGE - 1]["id"])
+            if len(items) > _ITEMS_PER_PAGE
+            else "",
+        }
+
+    def _page(self, rows: Any, before: int | None) -> list[dict[str, Any]]:
+        newest = rows.filter(pk__lt=MAX_BIGINT if before is None else before).order_by("-pk")
+        columns = ("pk", "key", "created_at", Length("payload"), payload_start())
+        found = newest.values_list(*columns)[: _ITEMS_PER_PAGE + 1]
+        return [
+            {
+                "id": key,
+                "key": identifier(_shown(name)) if name else "",
+                "at": stamp(at),
+                "size": size,
+                "kind": _kind(text),
+                "preview": item_preview(text),
+            }
+            for key, name, at, size, text in found
+        ]
+
+
+def _chosen(view: SessionView, first: str) -> str:
+    """Return the lane that the URL names, or the first one. The default lane has an empty name."""
+    try:
+        return lane_name(view.request.GET.get("lane", first))
+    except (InvalidPayload, LimitExceeded):
+        return first
+
+
+def _shown(name: str) -> str:
+    text = printable(name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}…"
+
+
+def _kind(start: str) -> str:
+    """Return the type or role that an item specifies."""
+    item, _is_cut = read_start(start)
+    said = [] if item is None else [item.get(name) for name in ("type", "role")]
+    return next((printable(word)[:_LONGEST_NAME] for word in said if isinstance(word, str) and word), "")
+
+
+# --- Rows in the tables without a section
+
+
+def _app_rows(view: SessionView) -> list[tuple[str, str | SafeString]]:
+    """Return the name and number of rows of each table that the user may view, with a link to the list."""
+    counting = _counted_tables(view)
+    if not counting:
+        return []
+    first, *others = (_counted(view, number, table) for number, table in enumerate(counting))
+    counted = sorted(first.union(*others, all=True))
+    found = [(counting[number].model, rows) for number, rows in counted if rows]
+    return [
+        (capfirst(str(model._meta.verbose_name_plural)), _linked(view, model, rows)) for model, rows in found
+    ]
+
+
+def _counted_tables(view: SessionView) -> list[Table]:
+    """Return the tables that the user may view and that have no section of their own. Usage has one."""
+    return [
+        table
+        for table in tables("session")
+        if not (table.names_tenant or table.record in SHOWN_RECORDS) and view.may_view(table.model)
+    ]
+
+
+def _counted(view: SessionView, number: int, table: Table) -> Any:
+    """Return the number of rows, and the index of the table."""
+    rows = table.model._base_manager.using(view.alias).filter(**{table.parent: view.session.pk}).order_by()
+    numbered = rows.annotate(app_table=Value(number, output_field=IntegerField())).values("app_table")
+    return numbered.annotate(app_rows=Count("pk")).values_list("app_table", "app_rows")
+
+
+def _linked(view: SessionView, model: type[Model], rows: int) -> str | SafeString:
+    site = view.page.admin_site
+    if site.is_registered(model) and isinstance(site.get_model_admin(model), SessionChildAdmin):
+        return link(view.list_url(model), f"{rows:,}")
+    return f"{rows:,}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,16 +13,16 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from helix_store.actions.action import Action
+from helix_store.actions.sessions import Action
 from helix_store.admin.base import OF_SESSION
 from helix_store.admin.elements import identifier, link
 from helix_store.admin.operating import Button, OperatedAdmin
-from helix_store.counters.rules import Spender
+from helix_store.counters import Spender
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.reports.budgets import BudgetReport, reports_of_session
 from helix_store.reports.payloads import DOCUMENT_LIMIT, PayloadText, document_of, document_start, start_of
+from helix_store.reports.session import BudgetReport, reports_of_session
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 _LONGEST_PARAMETER = 2_000
 _FREE_TEXTS = ("title", "directory", "failure_reason")
 _LONGEST_TEXT = 5_000
+
+NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+"""The characters that the names of downloaded files do not contain."""
 
 ENVELOPE = "current__envelope"
 """The column of the current state's envelope, as seen from the session."""
@@ -47,6 +51,7 @@ class SessionView:
     session: Session
     section: str = ""
     texts: dict[str, Any] = field(default_factory=dict)
+    _documents: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
     @property
     def alias(self) -> str:
@@ -122,10 +127,16 @@ class SessionView:
         Return `UNREADABLE` if it is damaged, or ``None`` if it is empty. `read` must have read the column.
         """
         text = self.texts[column]
-        try:
-            return None if text is None else document_of(text)
-        except (IntegrityFault, RecursionError):
-            return UNREADABLE
+        if text is None:
+            return None
+        known = self._documents.get(column)
+        if known is None or known[0] is not text:
+            try:
+                known = text, document_of(text)
+            except (IntegrityFault, RecursionError):
+                known = text, UNREADABLE
+            self._documents[column] = known
+        return known[1]
 
     def is_cut(self, column: str) -> bool:
         """Return whether `read` has read only the start of a column."""
@@ -139,7 +150,8 @@ class SessionView:
 
     def read(self, *columns: str) -> None:
         """Read the starts of text columns for `document` and ``texts``, in one query."""
-        self._read({name: _start(name) for name in columns if name not in self.texts})
+        if missing := {name: _start(name) for name in columns if name not in self.texts}:
+            self._read(missing)
 
     def _read(self, expressions: Mapping[str, PayloadText]) -> None:
         rows = Session.objects.using(self.alias).filter(pk=self.session.pk)

@@ -1,49 +1,72 @@
-"""The reasons why a session waits: calls to answer, sub-agents, staged changes, and a request to stop."""
+"""What a session waits for, and its inbox."""
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
-from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
+from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.actions.answers import ANSWER, WHOLE, mark_of_end
-from helix_store.admin.documents import difference
-from helix_store.admin.elements import NOTHING, json_block, printable, value_block
-from helix_store.admin.labels import name_of_status
-from helix_store.admin.operating import Button
-from helix_store.admin.sections.section import UNREADABLE, Section, SessionView
-from helix_store.admin.times import distance, moment_of_epoch
-from helix_store.core import moments
-from helix_store.core.limits import MAX_BIGINT
-from helix_store.exceptions import NotPermitted
-from helix_store.models import StagedChange
-from helix_store.reports.comparison import changes_between
-from helix_store.reports.payloads import json_start, payload_of, with_payloads
-from helix_store.sessions.approvals import (
-    EDITED_FROM,
-    checked_actor,
-    current_call,
-    number_of_approvals,
-    require_permitted,
+from helix_store.actions.answers import (
+    ANSWER,
+    WHOLE,
+    People,
+    demands_of,
+    editable_text,
+    is_shown_whole,
+    mark_of_end,
 )
-from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.actions.sessions import POST, WITHDRAW_POST
+from helix_store.admin.elements import (
+    NOTHING,
+    difference,
+    distance,
+    identifier,
+    json_block,
+    moment_of_epoch,
+    name_of_status,
+    narrow,
+    one_line,
+    printable,
+    value_block,
+)
+from helix_store.admin.operating import Button
+from helix_store.admin.records import PREVIEW_LENGTH
+from helix_store.admin.sections.section import UNREADABLE, Section, SessionView
+from helix_store.core import moments
+from helix_store.core.approvals import canonical_json, digest_of_canonical
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.transcript import visible, visible_json
+from helix_store.models import Decision, DecisionOutcome, Post, StagedChange
+from helix_store.models.sessions import PostState
+from helix_store.reports.payloads import (
+    changes_between,
+    difference_pages,
+    json_start,
+    laid_out,
+    payload_of,
+    starts_of_parts,
+    with_payloads,
+    without_payloads,
+)
+from helix_store.reports.session import WaitingPost, waiting_posts
+from helix_store.sessions.tool_calls import (
+    EDITED_FROM,
+    LiveDecisions,
+    ToolCalls,
+    current_call,
+)
 
 _CALLS: Final = 50
 _STAGED: Final = 20
 _PART: Final = 100_000
 _SHOWN: Final = 60_000
 """The maximum number of characters of the inputs of open calls on one page."""
-_USER: Final = "user:"
-_REFUSALS: Final = {
-    "permission": _("You may not answer it: it needs an active user with its permission."),
-    "requester": _("You may not answer it: somebody other than the requester must answer it."),
-}
+_SHOWN_PARTS: Final = "helix_store_shown_parts"
+"""The key of the user's session that holds the parts of long inputs that pages have shown."""
+_INPUTS_RECORDED: Final = 20
 
 
 def open_calls(document: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -59,7 +82,7 @@ class Waits(Section):
         view.read(
             "pending_client_tool_calls",
             "completed_client_tool_calls",
-            "approved_tool_calls",
+            "live_decisions",
             "client_tool_call_ownership",
             "suspension_context",
             "suspended_awaiting_children",
@@ -71,13 +94,13 @@ class Waits(Section):
         button = view.button(ANSWER)
         answered = completed.items() if isinstance(completed, dict) else ()
         newest = list(answered)[-_CALLS:][::-1]
-        people = _People.of([*_items(pending), *newest])
-        approved = view.document("approved_tool_calls")
-        used = approved if isinstance(approved, dict) else {}
+        live = LiveDecisions(view.document("live_decisions"))
+        people = People.of([*_items(pending), *newest], live)
+        used = _used(view, [key for key, call in (*_items(pending), *newest) if _is_answered(call)])
         return {
-            "pending": _open(view, pending, button, people, used),
+            "pending": _open(view, pending, button, people, used, live),
             "pending_text": _damaged_text(view, "pending_client_tool_calls", pending),
-            "completed": [_call(key, call, None, people, used.get(key)) for key, call in newest],
+            "completed": [_call(key, call, None, people, used.get(key, "")) for key, call in newest],
             "completed_count": len(answered),
             "completed_text": _damaged_text(view, "completed_client_tool_calls", completed),
             "elsewhere": self._elsewhere(view),
@@ -86,6 +109,7 @@ class Waits(Section):
             "suspension": _shown(view, "suspension_context"),
             "awaited": _shown(view, "suspended_awaiting_children"),
             "may_answer": ANSWER.is_permitted(view.request.user),
+            "decisions": _decisions(view),
             "staged": self._staged(view) if view.may_view(StagedChange) else None,
             "next": view.url(),
         }
@@ -119,8 +143,49 @@ class Waits(Section):
         }
 
 
+def _decisions(view: SessionView) -> list[dict[str, Any]]:
+    """Return the newest decisions about approvals: who has answered which call, what, and when."""
+    if not view.may_view(Decision):
+        return []
+    columns = ("tool_call_id", "outcome", "is_final", "actor", "reason", "decided_at")
+    rows = view.rows(Decision).order_by("-version").values(*columns, "used_by_step", "used_by_effect")
+    found = list(rows[:_CALLS])
+    people = People.of_actors(row["actor"] for row in found)
+    labels = dict(DecisionOutcome.choices)
+    return [
+        {
+            "call": visible(row["tool_call_id"]),
+            "outcome": labels.get(row["outcome"], visible(row["outcome"])),
+            "is_final": row["is_final"],
+            "by": people.named(row["actor"]),
+            "reason": visible(row["reason"] or ""),
+            "at": distance(row["decided_at"]),
+            "used_by": visible(row["used_by_step"] or row["used_by_effect"] or ""),
+        }
+        for row in found
+    ]
+
+
+def _is_answered(call: Any) -> bool:
+    return isinstance(call, dict) and "submitted_at" in call
+
+
+def _used(view: SessionView, tool_call_ids: list[str]) -> dict[str, str]:
+    """Return the steps and effects that have used approvals, by tool call id."""
+    if not tool_call_ids:
+        return {}
+    decisions = view.rows(Decision).filter(tool_call_id__in=tool_call_ids, used_at__isnull=False)
+    rows = decisions.values_list("tool_call_id", "used_by_step", "used_by_effect")
+    return {key: step or effect or "" for key, step, effect in rows}
+
+
 def _open(
-    view: SessionView, document: Any, button: Button | None, people: _People, used: dict[str, Any]
+    view: SessionView,
+    document: Any,
+    button: Button | None,
+    people: People,
+    used: dict[str, str],
+    live: LiveDecisions,
 ) -> list[dict[str, Any]]:
     """Return the pending calls, or only the one that the URL names."""
     calls = dict(_items(document))
@@ -132,40 +197,63 @@ def _open(
     for key, call in calls.items():
         entry = call if isinstance(call, dict) else {"input": call}
         text, is_cut = json_start(entry.get("input"), min(room, WHOLE))
-        shown = _call(key, call, button, people, used.get(key))
+        shown = _call(key, call, button, people, used.get(key, ""))
         found.append(shown)
         if "answer" in shown:
             continue
-        shown["demands"] = _demands(view, key, entry, people)
-        if not is_cut:
+        # Writing a long input takes time, so it is written once: for its digest and for its parts.
+        whole = canonical_json(entry.get("input"))
+        current = current_call(entry, digest_of_canonical(entry.get("tool_name"), whole))
+        shown["digest"] = current["digest"]
+        shown["demands"] = demands_of(view.request.user, key, current, people, live)
+        if not is_cut and is_shown_whole(entry):
             room -= len(text)
             changes = changes_between(entry[EDITED_FROM], entry.get("input")) if EDITED_FROM in entry else ()
-            shown["whole"] = "" if entry.get("input") is None else printable(text)
-            shown |= {"may_approve": True, "editor": _editable_text(entry), "changes": difference(changes)}
+            shown["whole"] = "" if entry.get("input") is None else visible_json(text)
+            shown |= {"may_approve": True, "editor": editable_text(entry), "changes": difference(changes)}
         elif key == named:
-            shown |= _part(view, key, entry)
+            shown |= _part(view, key, entry, whole, current["digest"])
         else:
             shown["read_url"] = view.url(call=key)
     return found
 
 
-def _part(view: SessionView, key: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a part of a long input. Only the last part can be approved."""
-    text = json.dumps(entry.get("input"), indent=2, ensure_ascii=False)
-    count = -(-len(text) // _PART)
+def _part(view: SessionView, key: str, entry: dict[str, Any], text: str, digest: str) -> dict[str, Any]:
+    """Return a part of a long input, or of what somebody has changed in it. A user who has seen all parts can
+    approve it.
+    """
+    starts = starts_of_parts(text, _PART)
+    changes = changes_between(entry[EDITED_FROM], entry.get("input")) if EDITED_FROM in entry else ()
+    differences = list(difference_pages(changes))
+    count = len(starts) + len(differences)
     number = min(max(view.number("part") or 1, 1), count)
-    is_last = number == count
+    missing = _parts_not_shown(view, digest, number, count)
+    part: dict[str, Any] = {"number": number, "count": count, "mark": ""}
+    if number <= len(starts):
+        part["text"] = laid_out(text, starts[number - 1], [*starts, len(text)][number])
+    else:
+        part["lines"] = differences[number - 1 - len(starts)]
+    if not missing:
+        part["mark"] = mark_of_end(view.request.user, digest)
     return {
-        "part": {
-            "text": printable(text[(number - 1) * _PART : number * _PART]),
-            "number": number,
-            "count": count,
-            "mark": mark_of_end(view.request.user, current_call(entry)["digest"]) if is_last else "",
-        },
+        "part": part,
         "previous_url": view.url(call=key, part=number - 1) if number > 1 else "",
-        "next_url": "" if is_last else view.url(call=key, part=number + 1),
-        "may_approve": is_last,
+        "next_url": view.url(call=key, part=number + 1) if number < count else "",
+        "missing_url": view.url(call=key, part=missing[0]) if missing and number == count else "",
+        "may_approve": not missing,
     }
+
+
+def _parts_not_shown(view: SessionView, digest: str, number: int, count: int) -> list[int]:
+    """Record in the user's session that a part has been shown, and return the parts that have not been."""
+    session = view.request.session
+    name = f"{view.request.user.pk} {digest} {count}"
+    stored = session.get(_SHOWN_PARTS)
+    shown = stored if isinstance(stored, dict) else {}
+    parts = {*_list(shown.get(name)), number}
+    others = [(each, seen) for each, seen in shown.items() if each != name][1 - _INPUTS_RECORDED :]
+    session[_SHOWN_PARTS] = dict([*others, (name, sorted(parts))])
+    return [each for each in range(1, count + 1) if each not in parts]
 
 
 def _items(document: Any) -> list[tuple[str, Any]]:
@@ -180,95 +268,27 @@ def _shown(view: SessionView, column: str) -> SafeString | str:
     return "" if view.texts[column] is None else json_block(view.texts[column])
 
 
-def _demands(view: SessionView, key: str, entry: dict[str, Any], people: _People) -> dict[str, Any]:
-    """Return who may answer a call, who has approved it, and why this user may not answer it."""
-    call, user = current_call(entry), checked_actor(view.request.user)
-    refusal = ""
-    try:
-        require_permitted(key, call, user)
-    except NotPermitted as exc:
-        refusal = str(_REFUSALS[exc.reason])
-    approved_by = call.get("approved_by", [])
-    return {
-        "requester": people.named(call.get("requester")),
-        "permission": printable(str(call.get("permission") or "")),
-        "approvals": number_of_approvals(call),
-        "approved": len(approved_by),
-        "approved_by": people.names(approved_by),
-        "refusal": refusal,
-        "has_approved": user.id in approved_by,
-    }
-
-
-def _editable_text(entry: dict[str, Any]) -> str:
-    """Return the input to edit, with invisible characters escaped; empty if it is not editable."""
-    if entry.get("editable") is not True:
-        return ""
-    value = entry.get("input")
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return text if printable(text) == text else json.dumps(value, indent=2)
-
-
-@dataclass(frozen=True, slots=True)
-class _People:
-    """The names of the Django users among the actors of some of the calls."""
-
-    users: dict[str, str]
-
-    @classmethod
-    def of(cls, calls: list[tuple[str, Any]]) -> _People:
-        actors = {
-            actor
-            for _key, call in calls
-            if isinstance(call, dict)
-            for actor in (*_list(call.get("actors")), *_list(call.get("approved_by")), call.get("requester"))
-            if isinstance(actor, str) and actor.startswith(_USER)
-        }
-        model = get_user_model()
-        keys = {}
-        for actor in actors:
-            with suppress(ValidationError):
-                key = model._meta.pk.to_python(actor.removeprefix(_USER))
-                if not isinstance(key, int) or 0 < key <= MAX_BIGINT:
-                    keys[key] = actor
-        found = model._default_manager.in_bulk(keys) if keys else {}
-        return cls({keys[key]: user.get_username() for key, user in found.items()})
-
-    def named(self, actor: Any) -> str:
-        """Return the name of a user, or any other text in quotes, so it is not mistaken for a name."""
-        if not isinstance(actor, str):
-            return ""
-        if actor in self.users:
-            return printable(self.users[actor])
-        return printable(actor if actor.startswith(_USER) else f"“{actor}”")
-
-    def names(self, actors: Any) -> str:
-        return ", ".join(filter(None, map(self.named, _list(actors))))
-
-
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _call(
-    key: str, call: Any, button: Button | None, people: _People, approved: Any = None
-) -> dict[str, Any]:
+def _call(key: str, call: Any, button: Button | None, people: People, used_by: str = "") -> dict[str, Any]:
     """Return a call, answered or not. ``approval`` is the approval id as stored, for the form."""
     entry = call if isinstance(call, dict) else {"input": call}
     deadline, approval = moment_of_epoch(entry.get("deadline")), entry.get("approval_id")
     shown = {
         "id": key,
-        "shown_id": printable(key),
+        "shown_id": visible(key),
         "tool": _text(entry.get("tool_name")),
         "requested": distance(moment_of_epoch(entry.get("requested_at"))),
         "deadline": distance(deadline),
         "default": _default(entry.get("on_expiry")),
         "approval": approval if isinstance(approval, str) else None,
-        "used_by": _text(approved["used_by"]) if isinstance(approved, dict) and "used_by" in approved else "",
+        "used_by": visible(used_by),
     }
     if "submitted_at" not in entry:
         is_overdue = deadline is not None and deadline < moments.now()
-        return {**shown, "is_overdue": is_overdue, "digest": current_call(entry)["digest"], "button": button}
+        return {**shown, "is_overdue": is_overdue, "button": button}
     answer = next((name for name in ("approved", "error", "result") if name in entry), "")
     return {
         **shown,
@@ -281,7 +301,7 @@ def _call(
 
 
 def _text(value: Any) -> str:
-    return printable(value) if isinstance(value, str) else NOTHING
+    return visible(value) if isinstance(value, str) else NOTHING
 
 
 def _default(default: Any) -> str:
@@ -306,3 +326,58 @@ def _answer_value(answer: str, entry: dict[str, Any]) -> SafeString | str:
 
 def _block(value: Any) -> SafeString | str:
     return "" if value is None else value_block(value)
+
+
+_PAGE: Final = 25
+
+
+class Inbox(Section):
+    name = "inbox"
+    label = _("Inbox")
+    needs = (Post,)
+
+    def context(self, view: SessionView) -> dict[str, Any]:
+        posts = without_payloads(view.rows(Post))
+        first = view.number("waiting") or 0
+        before = view.number("before")
+        waiting = waiting_posts(posts, first=first, limit=_PAGE)
+        others = posts.exclude(state=PostState.WAITING).order_by("-sequence")
+        past = list(others.filter(sequence__lte=MAX_BIGINT if before is None else before)[: _PAGE + 1])
+        return {
+            "waiting": [_waiting(post) for post in waiting.items],
+            "total": waiting.total,
+            "first_url": view.url() if first else "",
+            "next_url": view.url(waiting=first + _PAGE) if first + _PAGE < waiting.total else "",
+            "past": [_past(row) for row in past[:_PAGE]],
+            "newest_url": view.url() if before is not None else "",
+            "older_url": view.url(before=past[_PAGE].sequence) if len(past) > _PAGE else "",
+            "post": view.button(POST),
+            "withdraw": view.button(WITHDRAW_POST),
+            "form": POST.form(),
+            "zone": timezone.get_current_timezone_name(),
+            "next": view.url(),
+        }
+
+
+def _waiting(post: WaitingPost) -> dict[str, Any]:
+    text = None if post.text is None else one_line(post.text, PREVIEW_LENGTH)
+    return {**_named(post), "id": post.post_id, "text": text, "due": distance(post.due_at)}
+
+
+def _past(row: Any) -> dict[str, Any]:
+    state = row.get_state_display()
+    if row.received_at is not None:
+        state = format_html("<span>{} {}</span>", state, distance(row.received_at))
+    return {
+        **_named(row),
+        "state": state,
+        "position": NOTHING if row.position is None else f"{row.position:,}",
+    }
+
+
+def _named(row: Any) -> dict[str, Any]:
+    return {
+        "author": narrow(row.author) if row.author else NOTHING,
+        "key": identifier(row.key) if row.key else NOTHING,
+        "posted": distance(row.posted_at),
+    }

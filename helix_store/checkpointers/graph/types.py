@@ -1,19 +1,32 @@
-"""Value objects of the graph checkpoint store.
+"""Graph checkpoints: types, and the checks and encoding of payloads.
+
+Value objects of the graph checkpoint store.
 
 Typed values (`core.typed_json`) are returned with the same value and type, detached from the store. When the
 stored text of a row cannot be read, a list still contains the row with its columns, and reading one of its
 typed values raises `IntegrityFault`.
+
+The stored form of graph sessions, messages and checkpoints.
+
+A message's payload is a JSON object with its role, like any other message; a checkpoint's payload holds its
+node results, pending nodes and cycle state. Both are typed JSON. A row that cannot be read is returned
+without its typed values, so that it does not affect the other rows of a list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from helix_store.core.serialization import Page
+from helix_store.core import validation
+from helix_store.core.limits import Limits
+from helix_store.core.payloads import Page, join_path, within_one_call
+from helix_store.core.typed_json import dumps, loads
 from helix_store.core.types import CheckpointSource
-from helix_store.exceptions import IntegrityFault
+from helix_store.exceptions import IntegrityFault, InvalidPayload
+from helix_store.sessions.state import EncodedMessage, NewSession, root_session
 
 __all__ = [
     "GRAPH_AGENT_TYPE",
@@ -26,6 +39,7 @@ __all__ = [
     "GraphSessionSummary",
     "StoredMessage",
 ]
+
 
 GRAPH_AGENT_TYPE: Final = "graph"
 """The agent type of the sessions that the graph store creates and lists."""
@@ -150,3 +164,169 @@ class GraphPage(Page[T], Generic[T]):
     @property
     def has_more(self) -> bool:
         return self.next_cursor is not None
+
+
+_MESSAGE_FIELDS: Final = ("content", "tool_calls", "tool_results", "tokens_in", "tokens_out")
+_CHECKPOINT_FIELDS: Final = ("node_results", "pending_nodes", "cycle_state")
+_COLUMNS_OF_CHECKPOINT: Final = {
+    "checkpoint_id": "checkpoint_id",
+    "namespace": "namespace",
+    "parent_id": "parent_checkpoint_id",
+    "version": "version",
+    "step": "step_count",
+    "node_id": "step_id",
+    "created_at": "created_at",
+}
+CHECKPOINT_COLUMNS: Final = ("pk", *_COLUMNS_OF_CHECKPOINT.values(), "source", "payload")
+_SESSION_FIELDS: Final = tuple(each.name for each in fields(GraphSession) if each.name != "metadata")
+SESSION_COLUMNS: Final = (*_SESSION_FIELDS, "typed_metadata")
+_PENDING_KINDS: Final = (list, tuple, set, frozenset)
+
+
+def encode_metadata(metadata: Any, limits: Limits) -> str | None:
+    if metadata is None:
+        return None
+    if type(metadata) is not dict:
+        raise InvalidPayload(path="/metadata", reason=f"expected a dict, got {type(metadata).__name__}")
+    return dumps(metadata, limit=limits.max_state_bytes, path="/metadata")
+
+
+def new_session(
+    session_id: str,
+    *,
+    directory: str,
+    title: str | None,
+    workspace_id: str | None,
+    metadata: dict[Any, Any] | None,
+    limits: Limits,
+) -> NewSession:
+    """Return a graph session in its initial form. Raises `InvalidPayload` and `LimitExceeded`."""
+    typed_metadata = encode_metadata(metadata, limits)
+    place = {"workspace_id": workspace_id, "directory": directory}
+    new = root_session(session_id, GRAPH_AGENT_TYPE, limits=limits, title=title, **place)
+    new.encoded.columns["typed_metadata"] = typed_metadata
+    return new
+
+
+def encode_messages(messages: Any, limits: Limits) -> list[EncodedMessage]:
+    """Check and encode messages; each is a dict for `encode_message`."""
+    if type(messages) not in (list, tuple):
+        raise InvalidPayload(path="/messages", reason="expected a list of messages")
+    checked = [
+        _given_message(message, f"/messages/{index}")
+        for index, message in enumerate(validation.items(messages, "messages"))
+    ]
+    limit = limits.max_message_bytes
+    texts = within_one_call(
+        (_written(message, limit, f"/messages/{index}") for index, message in enumerate(checked)), limit=limit
+    )
+    return [EncodedMessage(message["role"], text) for message, text in zip(checked, texts, strict=True)]
+
+
+def _given_message(message: Any, path: str) -> dict[str, Any]:
+    if type(message) is not dict:
+        raise InvalidPayload(path=path, reason=f"expected a dict, got {type(message).__name__}")
+    for key in message:
+        if key != "role" and key not in _MESSAGE_FIELDS:
+            raise InvalidPayload(path=join_path(path, key), reason="a message has no such field")
+    return _checked_message(message, path)
+
+
+def encode_message(message: Mapping[str, Any], limits: Limits) -> EncodedMessage:
+    """Check and encode one message; ``None`` means the same as a missing field."""
+    checked = _checked_message(message, "")
+    return EncodedMessage(checked["role"], _written(checked, limits.max_message_bytes, ""))
+
+
+def _checked_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return only the fields of a message that are set."""
+    role = message.get("role")
+    if type(role) is not str or role not in MESSAGE_ROLES:
+        raise InvalidPayload(path=f"{path}/role", reason=f"expected one of {', '.join(MESSAGE_ROLES)}")
+    content = message.get("content")
+    if content is not None and type(content) is not str:
+        raise InvalidPayload(path=f"{path}/content", reason=f"expected str, got {type(content).__name__}")
+    for name in ("tokens_in", "tokens_out"):
+        if message.get(name) is not None:
+            validation.whole_number(message[name], f"{path}/{name}")
+    kept = {name: message[name] for name in _MESSAGE_FIELDS if message.get(name) is not None}
+    return {"role": role, **kept}
+
+
+def _written(message: dict[str, Any], limit: int, path: str) -> str:
+    return dumps(message, limit=limit, name="max_message_bytes", path=path)
+
+
+def encode_checkpoint(*, node_results: Any, pending_nodes: Any, cycle_state: Any, limits: Limits) -> str:
+    node_results = {} if node_results is None else node_results
+    _check_node_results(node_results)
+    if type(pending_nodes) not in _PENDING_KINDS:
+        reason = f"expected a list of nodes, got {type(pending_nodes).__name__}"
+        raise InvalidPayload(path="/pending_nodes", reason=reason)
+    values = (node_results, pending_nodes, cycle_state)
+    return dumps(dict(zip(_CHECKPOINT_FIELDS, values, strict=True)), limit=limits.max_state_bytes)
+
+
+def _check_node_results(node_results: Any) -> None:
+    if type(node_results) is not dict:
+        reason = f"expected a dict by node id, got {type(node_results).__name__}"
+        raise InvalidPayload(path="/node_results", reason=reason)
+    for node_id, result in node_results.items():
+        path = join_path("/node_results", node_id)
+        if type(result) is not dict:
+            raise InvalidPayload(path=path, reason=f"expected a dict, got {type(result).__name__}")
+        status = result.get("status")
+        if type(status) is not str or status not in NODE_STATUSES:
+            raise InvalidPayload(path=f"{path}/status", reason=f"expected one of {', '.join(NODE_STATUSES)}")
+
+
+def created_session(new: NewSession, at: datetime) -> GraphSession:
+    """Return a graph session that was inserted at this time."""
+    return read_session(
+        {**new.encoded.columns, "session_id": new.session_id, "created_at": at, "updated_at": at}
+    )
+
+
+def read_session(row: Mapping[str, Any]) -> GraphSession:
+    columns = {name: row[name] for name in _SESSION_FIELDS}
+    text = row["typed_metadata"]
+    try:
+        metadata = None if text is None else _read_object(text)
+    except IntegrityFault:
+        return GraphSession.without_typed_values(**columns)
+    return GraphSession(metadata=metadata, **columns)
+
+
+def read_message(row: Mapping[str, Any], session_id: str) -> StoredMessage:
+    columns = {name: row[name] for name in ("id", "role", "created_at")}
+    try:
+        message = _read_object(row["payload"])
+    except IntegrityFault:
+        return StoredMessage.without_typed_values(session_id=session_id, **columns)
+    typed: dict[str, Any] = {name: message.get(name) for name in _MESSAGE_FIELDS}
+    return StoredMessage(session_id=session_id, **columns, **typed)
+
+
+def read_checkpoint(row: Mapping[str, Any], session_id: str) -> GraphCheckpoint:
+    columns = {name: row[column] for name, column in _COLUMNS_OF_CHECKPOINT.items()}
+    columns |= {"session_id": session_id, "source": CheckpointSource(row["source"])}
+    try:
+        return GraphCheckpoint(**checkpoint_values(row["payload"]), **columns)
+    except IntegrityFault:
+        return GraphCheckpoint.without_typed_values(**columns)
+
+
+def checkpoint_values(payload: str) -> dict[str, Any]:
+    """Return the typed values of a checkpoint. Raises `IntegrityFault`."""
+    values = _read_object(payload)
+    try:
+        return {name: values[name] for name in _CHECKPOINT_FIELDS}
+    except KeyError as exc:
+        raise IntegrityFault(f"A stored checkpoint has no {exc.args[0]}.") from exc
+
+
+def _read_object(text: str) -> dict[Any, Any]:
+    value = loads(text)
+    if type(value) is not dict:
+        raise IntegrityFault("A stored typed payload is not an object.")
+    return value

@@ -7,9 +7,9 @@ from helix_store.contrib._lazy import lazily
 if TYPE_CHECKING:
     from helix_store.contrib.agent_framework.checkpoints import DjangoCheckpointStorage
     from helix_store.contrib.agent_framework.history import DjangoHistoryProvider
-    from helix_store.contrib.agent_framework.sessions import DjangoSessionStore
+    from helix_store.contrib.agent_framework.sessions import DjangoAgentSessions, DjangoSessionStore
 
-__all__ = ["DjangoCheckpointStorage", "DjangoHistoryProvider", "DjangoSessionStore"]
+__all__ = ["DjangoAgentSessions", "DjangoCheckpointStorage", "DjangoHistoryProvider", "DjangoSessionStore"]
 
 __getattr__ = lazily(
     __name__,
@@ -17,5 +17,6 @@ __getattr__ = lazily(
     "agent-framework",
     DjangoCheckpointStorage="checkpoints",
     DjangoHistoryProvider="history",
+    DjangoAgentSessions="sessions",
     DjangoSessionStore="sessions",
 )

@@ -11,15 +11,22 @@ from agent_framework import SupportsAgentRun as Agent
 from agent_framework._sessions import filter_new_messages
 
 from helix_store.adapters import LockedSession, session_id_for
-from helix_store.contrib.agent_framework.conversation import MESSAGES
-from helix_store.contrib.item_storage import ItemStorage, built, document_of, store_exactly
-from helix_store.contrib.usage import count_of, record_usage, response_entry
+from helix_store.contrib.agent_framework.catalogue import MESSAGES
+from helix_store.contrib.item_storage import (
+    ItemStorage,
+    built,
+    count_of,
+    document_of,
+    record_usage,
+    refuse_unreadable,
+    response_entry,
+    store_exactly,
+)
 from helix_store.core import validation
 from helix_store.core.types import UserId
 from helix_store.core.usage import UsageEntry
 from helix_store.exceptions import InvalidPayload
-from helix_store.items import ItemLog
-from helix_store.items.rules import lane_name
+from helix_store.items import ItemLog, lane_name
 
 _saved: Final[ContextVar[tuple[AgentResponse[Any], str] | None]] = ContextVar(
     "helix_store_saved", default=None
@@ -35,7 +42,8 @@ class DjangoHistoryProvider(HistoryProvider):
     out, as in the framework's own providers, and the usage of the response is recorded in the ledger.
     ``model`` is the name for responses that do not name their model; if it is ``None``, their usage is not
     recorded. ``user_id`` is the user of the sessions; a session of another user raises `ConflictError`. With
-    a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. The other
+    a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. An erased
+    session is not created again, which raises `SessionErased`, unless ``recreate`` is True. The other
     options are the same as for the framework's providers.
     """
 
@@ -50,6 +58,7 @@ class DjangoHistoryProvider(HistoryProvider):
         user_id: UserId | None = None,
         model: str | None = "unknown",
         fencing_token: int | None = None,
+        recreate: bool = False,
         source_id: str = DEFAULT_SOURCE_ID,
         load_messages: bool = True,
         store_inputs: bool = True,
@@ -68,7 +77,12 @@ class DjangoHistoryProvider(HistoryProvider):
         )
         self.skip_excluded = skip_excluded
         self._storage = ItemStorage(
-            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+            agent_type,
+            using,
+            tenant=tenant,
+            user_id=user_id,
+            fencing_token=fencing_token,
+            recreate=recreate,
         )
         self._lane = lane_name(f"{MESSAGES}{source_id}", "source_id")
         self._model = validation.optional_identifier(model, "model")
@@ -108,6 +122,8 @@ class DjangoHistoryProvider(HistoryProvider):
             # Messages stored before these cannot overlap with the new ones.
             known = [_message(item.payload) for item in log.tail(len(given) + 1)]
             new = [message.to_dict() for message in filter_new_messages(known, given)]
+            for document in new:
+                refuse_unreadable(Message.from_dict, document, "agent-framework-core", "message")
             store_exactly(log.append, new)
             if saved is not None and self._model is not None:
                 response, agent = saved
@@ -154,4 +170,5 @@ def _usage_of(response: AgentResponse[Any], agent: str, session_id: str, model: 
         completion=count_of(counts.get("output_token_count")),
         reasoning=count_of(counts.get("reasoning_output_token_count")),
         cached=count_of(counts.get("cache_read_input_token_count")),
+        cache_write=count_of(counts.get("cache_creation_input_token_count")),
     )

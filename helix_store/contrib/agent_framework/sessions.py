@@ -7,7 +7,13 @@ from typing import Final
 from agent_framework import AgentSession, SessionStore
 
 from helix_store.adapters import LockedSession, session_id_for
-from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, built
+from helix_store.contrib.item_storage import (
+    Document,
+    ItemStorage,
+    LockedItems,
+    built,
+    refuse_unreadable,
+)
 from helix_store.core.ids import new_id
 from helix_store.core.types import UserId
 from helix_store.exceptions import ConflictError, InvalidPayload
@@ -20,7 +26,7 @@ _MARKER: Final = "_helix_store_marker"
 """The attribute of an `AgentSession` that identifies the stored snapshot from which it was read."""
 
 
-class DjangoSessionStore(SessionStore):
+class DjangoAgentSessions(SessionStore):
     """Snapshots of agents' sessions as items of sessions, in the database ``using`` and one tenant.
 
     The snapshot of an id is an item of the session with this id, which `DjangoHistoryProvider` may share.
@@ -28,7 +34,8 @@ class DjangoSessionStore(SessionStore):
     raises `ConflictError` if the stored one has been changed or deleted since then. Any other session
     replaces the stored one. ``user_id`` is the user of the sessions; a session of another user raises
     `ConflictError`. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a
-    larger one.
+    larger one. An erased session is not created again, which raises `SessionErased`, unless ``recreate`` is
+    True.
     """
 
     def __init__(
@@ -39,9 +46,15 @@ class DjangoSessionStore(SessionStore):
         agent_type: str = "agent_framework",
         user_id: UserId | None = None,
         fencing_token: int | None = None,
+        recreate: bool = False,
     ) -> None:
         self._storage = ItemStorage(
-            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+            agent_type,
+            using,
+            tenant=tenant,
+            user_id=user_id,
+            fencing_token=fencing_token,
+            recreate=recreate,
         )
 
     async def get(self, session_id: str) -> AgentSession | None:
@@ -60,6 +73,7 @@ class DjangoSessionStore(SessionStore):
             )
         known, marker = getattr(session, _MARKER, None), new_id()
         document = {"marker": marker, "session": session.to_dict()}
+        refuse_unreadable(_session, document, "agent-framework-core", "session")
 
         def replace(locked: LockedSession) -> None:
             items = LockedItems(locked, _SESSION)
@@ -84,6 +98,10 @@ class DjangoSessionStore(SessionStore):
     def _stored_id(self, session_id: str) -> str:
         self.validate_session_id(session_id)
         return session_id_for(session_id)
+
+
+DjangoSessionStore = DjangoAgentSessions
+"""The name before `DjangoAgentSessions`; code that imports it goes on working."""
 
 
 def _session(document: Document) -> AgentSession:

@@ -1,17 +1,19 @@
-"""Claude Agent SDK: `DjangoSessionStore` keeps its transcripts in sessions."""
+"""Claude Agent SDK: `DjangoClaudeSessions` keeps its transcripts in sessions."""
 
 from typing import TYPE_CHECKING
 
 from helix_store.contrib._lazy import lazily
 
 if TYPE_CHECKING:
-    from helix_store.contrib.claude_agent.store import DjangoSessionStore
+    from helix_store.contrib.claude_agent.store import DjangoClaudeSessions, DjangoSessionStore
 
-__all__ = ["DjangoSessionStore"]
+__all__ = ["DjangoClaudeSessions", "DjangoSessionStore"]
 
 __getattr__ = lazily(
     __name__,
     "Claude Agent SDK",
     "claude-agent",
+    stored=("DjangoClaudeSessions", "DjangoSessionStore"),
+    DjangoClaudeSessions="store",
     DjangoSessionStore="store",
 )

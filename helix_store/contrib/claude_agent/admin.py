@@ -6,9 +6,7 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.columns import column, json_column, number
-from helix_store.admin.elements import narrow
-from helix_store.admin.times import stamp
+from helix_store.admin.elements import column, json_column, narrow, number, stamp
 from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.core.payloads import size_of
 from helix_store.core.validation import milliseconds_to_datetime

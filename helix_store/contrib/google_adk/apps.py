@@ -5,3 +5,11 @@ class GoogleADKConfig(_apps.FrameworkConfig):
     name = "helix_store.contrib.google_adk"
     label = "helix_store_google_adk"
     verbose_name = "Google ADK"
+
+    def ready(self) -> None:
+        from helix_store.contrib.google_adk.source import PostgresADKSource, SqliteADKSource
+        from helix_store.transfer.sources import register_source
+
+        super().ready()
+        register_source("google-adk-postgres", PostgresADKSource)
+        register_source("google-adk-sqlite", SqliteADKSource)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -14,13 +14,31 @@ from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.sessions import BaseSessionService, Session, State
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
+from google.genai.types import MediaModality, ModalityTokenCount
 from pydantic_core import to_jsonable_python
 
 from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
-from helix_store.contrib.google_adk import sql
-from helix_store.contrib.google_adk.conversation import EVENTS
-from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, built, document_of
-from helix_store.contrib.usage import count_of, record_usage, response_entry
+from helix_store.contrib.google_adk.catalogue import (
+    APP,
+    EVENTS,
+    LISTED,
+    LISTED_OF_USER,
+    SESSION,
+    SESSION_WITH_EVENTS,
+    USER,
+)
+from helix_store.contrib.item_storage import (
+    Document,
+    ItemStorage,
+    LockedItems,
+    built,
+    count_of,
+    document_of,
+    is_same,
+    record_usage,
+    refuse_unreadable,
+    response_entry,
+)
 from helix_store.core import validation
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT
@@ -31,7 +49,7 @@ from helix_store.exceptions import SessionNotFound
 from helix_store.models import Item
 
 _ROWS_PER_PAGE: Final = 1_000
-_SHARED: Final = (sql.USER, sql.APP)
+_SHARED: Final = (USER, APP)
 """The lanes for the state that several sessions share. Writers lock their sessions in this order."""
 
 
@@ -45,7 +63,8 @@ class DjangoSessionService(BaseSessionService):
     The usage of responses is recorded in the usage ledger in the transaction of the event; ``model`` is the
     name for responses that do not name their model, and if it is ``None``, their usage is not recorded. With
     a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. If a write is
-    cancelled, the caller is told after its transaction has ended.
+    cancelled, the caller is told after its transaction has ended. An erased session, or the erased state of a
+    user, is not created again, which raises `SessionErased`, unless ``recreate`` is True.
     """
 
     def __init__(
@@ -56,10 +75,13 @@ class DjangoSessionService(BaseSessionService):
         agent_type: str = "google_adk",
         model: str | None = "unknown",
         fencing_token: int | None = None,
+        recreate: bool = False,
     ) -> None:
-        self._storage = ItemStorage(agent_type, using, tenant=tenant, fencing_token=fencing_token)
+        self._storage = ItemStorage(
+            agent_type, using, tenant=tenant, fencing_token=fencing_token, recreate=recreate
+        )
         # The fencing token belongs to the lock of one session, not to the lock of a shared state's session.
-        self._shared_states = SessionAdapter(agent_type, using, tenant=tenant)
+        self._shared_states = SessionAdapter(agent_type, using, tenant=tenant, recreate=recreate)
         self._model = validation.optional_identifier(model, "model")
 
     @staticmethod
@@ -88,12 +110,12 @@ class DjangoSessionService(BaseSessionService):
             "last_update_time": platform_time.get_time(),
             "last_event": None,
             "marker": new_id(),
-            "state": deltas[sql.SESSION],
+            "state": deltas[SESSION],
         }
         stored_id = self.session_id_of(app_name, user_id, chosen)
 
         def create(locked: LockedSession) -> Session:
-            if not LockedItems(locked, sql.SESSION).add(app_name, document):
+            if not LockedItems(locked, SESSION).add(app_name, document):
                 raise AlreadyExistsError(f"Session with id {chosen} already exists.")
             shared = {
                 lane: self._merge(lane, app_name, user_id, deltas[lane])
@@ -138,7 +160,7 @@ class DjangoSessionService(BaseSessionService):
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return the state of a user in an app, without the prefix ``user:``."""
-        return _state(await in_thread(partial(self._shared, sql.USER, app_name, user_id)))
+        return _state(await in_thread(partial(self._shared, USER, app_name, user_id)))
 
     # --- Events ------------------------------------------------------------------------------------
 
@@ -162,7 +184,7 @@ class DjangoSessionService(BaseSessionService):
 
         def append(locked: LockedSession) -> bool:
             nonlocal before
-            items = LockedItems(locked, sql.SESSION)
+            items = LockedItems(locked, SESSION)
             stored = items.get(session.app_name)
             if stored is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
@@ -177,7 +199,7 @@ class DjangoSessionService(BaseSessionService):
                 "last_update_time": event.timestamp,
                 "last_event": event.id,
                 "marker": marker,
-                "state": {**_state(stored), **deltas[sql.SESSION]},
+                "state": {**_state(stored), **deltas[SESSION]},
             }
             items.put(session.app_name, {**stored, **changed})
             for lane in _SHARED:
@@ -202,7 +224,7 @@ class DjangoSessionService(BaseSessionService):
         """Add the item and the usage of an event, and return whether it was new."""
         events = LockedItems(locked, f"{EVENTS}{session.app_name}")
         if not events.add(event.id, document):
-            if events.get(event.id) != document:
+            if not is_same(events.get(event.id), document):
                 raise AlreadyExistsError(f"Event {event.id} already exists in session {session.id}.")
             return False
         if self._model is not None:
@@ -218,7 +240,7 @@ class DjangoSessionService(BaseSessionService):
             items.put(app_name, merged)
             return merged
 
-        owner, of = (user_id, "a user of the app") if lane == sql.USER else (None, "the app")
+        owner, of = (user_id, "a user of the app") if lane == USER else (None, "the app")
         shared_id = _shared_id(lane, app_name, user_id)
         return self._shared_states.write(shared_id, merge, user_id=owner, title=f"State of {of} {app_name}")
 
@@ -231,18 +253,18 @@ class DjangoSessionService(BaseSessionService):
         parameters = {
             "tenant": self._storage.tenant,
             "session": self.session_id_of(app_name, user_id, session_id),
-            "user_state": _shared_id(sql.USER, app_name, user_id),
-            "app_state": _shared_id(sql.APP, app_name, user_id),
+            "user_state": _shared_id(USER, app_name, user_id),
+            "app_state": _shared_id(APP, app_name, user_id),
             "app": app_name,
             "events": f"{EVENTS}{app_name}",
             "limit": MAX_BIGINT if newest is None else newest,
         }
-        rows = self._storage.db.read(sql.SESSION_WITH_EVENTS, parameters)
+        rows = self._storage.db.read(SESSION_WITH_EVENTS, parameters)
         stored = {lane: document_of(decode(text)) for lane, _, text in rows if lane != parameters["events"]}
-        if sql.SESSION not in stored:
+        if SESSION not in stored:
             return None
         events = sorted((key, text) for lane, key, text in rows if lane == parameters["events"])
-        session = _session(app_name, user_id, session_id, stored[sql.SESSION], stored)
+        session = _session(app_name, user_id, session_id, stored[SESSION], stored)
         documents = [document_of(decode(text)) for _, text in events]
         session.events = [built(Event.model_validate, each, "google-adk", "event") for each in documents]
         return session
@@ -250,16 +272,16 @@ class DjangoSessionService(BaseSessionService):
     def _list(self, app_name: str, user_id: str | None) -> list[Session]:
         sessions: dict[tuple[str, str], Document] = {}
         users: dict[str, Document] = {}
-        shared = {sql.APP: self._shared(sql.APP, app_name, "")}
+        shared = {APP: self._shared(APP, app_name, "")}
         for session_id, user, lane, text in self._pages(app_name, user_id):
             document = document_of(decode(text))
-            if lane == sql.USER:
+            if lane == USER:
                 users[user] = document
-            elif lane == sql.SESSION and session_id == self.session_id_of(app_name, user, document["id"]):
+            elif lane == SESSION and session_id == self.session_id_of(app_name, user, document["id"]):
                 # A branch of a session holds the same document as its source.
                 sessions[user, document["id"]] = document
         found = [
-            _session(app_name, user, name, document, {**shared, sql.USER: users.get(user, {})})
+            _session(app_name, user, name, document, {**shared, USER: users.get(user, {})})
             for (user, name), document in sessions.items()
         ]
         return sorted(found, key=lambda each: (each.last_update_time, each.user_id, each.id))
@@ -275,7 +297,7 @@ class DjangoSessionService(BaseSessionService):
             "after": "",
             "limit": _ROWS_PER_PAGE,
         }
-        statement = sql.LISTED if user_id is None else sql.LISTED_OF_USER
+        statement = LISTED if user_id is None else LISTED_OF_USER
         while rows := self._storage.db.read(statement, parameters):
             yield from (row[1:] for row in rows)
             if len(rows) < _ROWS_PER_PAGE:
@@ -285,7 +307,7 @@ class DjangoSessionService(BaseSessionService):
 
 def _shared_id(lane: str, app_name: str, user_id: str) -> str:
     """Return the id of the session that holds the state of a user or an app."""
-    return session_id_for("google_adk", app_name, *((user_id,) if lane == sql.USER else ()))
+    return session_id_for("google_adk", app_name, *((user_id,) if lane == USER else ()))
 
 
 def _refuse_stale(session: Session, marker: str | None, stored: Document) -> None:
@@ -307,12 +329,13 @@ def _deltas(state: Mapping[str, Any]) -> dict[str, Document]:
     """Return the state of the session, the user and the app as JSON, without the prefixes. State that applies
     to a single invocation is left out.
     """
-    prefixes = {State.USER_PREFIX: sql.USER, State.APP_PREFIX: sql.APP}
-    deltas: dict[str, Document] = {sql.SESSION: {}, sql.USER: {}, sql.APP: {}}
-    for key, value in to_jsonable_python(dict(state), serialize_unknown=True).items():
+    prefixes = {State.USER_PREFIX: USER, State.APP_PREFIX: APP}
+    deltas: dict[str, Document] = {SESSION: {}, USER: {}, APP: {}}
+    plain = to_jsonable_python(dict(state), serialize_unknown=True, inf_nan_mode="constants")
+    for key, value in plain.items():
         prefix = next((each for each in prefixes if key.startswith(each)), "")
         if not key.startswith(State.TEMP_PREFIX):
-            deltas[prefixes.get(prefix, sql.SESSION)][key.removeprefix(prefix)] = value
+            deltas[prefixes.get(prefix, SESSION)][key.removeprefix(prefix)] = value
     return deltas
 
 
@@ -320,7 +343,7 @@ def _session(
     app_name: str, user_id: str, session_id: str, stored: Document, shared: Mapping[str, Document]
 ) -> Session:
     state = dict(_state(stored))
-    for lane, prefix in ((sql.APP, State.APP_PREFIX), (sql.USER, State.USER_PREFIX)):
+    for lane, prefix in ((APP, State.APP_PREFIX), (USER, State.USER_PREFIX)):
         state.update({f"{prefix}{key}": value for key, value in _state(shared.get(lane, {})).items()})
     session = Session(
         app_name=app_name,
@@ -341,11 +364,32 @@ def _state(document: Document) -> Document:
 def _stored_event(event: Event) -> Document:
     """Return an event as a document, without the state of a single invocation."""
     document: Document = event.model_dump(mode="json", exclude_none=True)
+    if _has_null(document):
+        document = _with_numbers(document, event.model_dump(exclude_none=True))
+    refuse_unreadable(Event.model_validate, document, "google-adk", "event")
     delta = document["actions"]["state_delta"].items()
     document["actions"]["state_delta"] = {
         key: value for key, value in delta if not key.startswith(State.TEMP_PREFIX)
     }
     return document
+
+
+def _has_null(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_null, value.values()))
+    return value is None or (isinstance(value, list) and any(map(_has_null, value)))
+
+
+def _with_numbers(plain: Any, value: Any) -> Any:
+    """Return a JSON value with NaN and infinity where ``value``, from which it was made, has them: Pydantic
+    writes null, as the configuration of ADK's models says.
+    """
+    if isinstance(plain, dict) and isinstance(value, Mapping) and len(plain) == len(value):
+        pairs = zip(plain.items(), value.values(), strict=True)
+        return {key: _with_numbers(each, original) for (key, each), original in pairs}
+    if isinstance(plain, list) and isinstance(value, list | tuple) and len(plain) == len(value):
+        return [_with_numbers(each, original) for each, original in zip(plain, value, strict=True)]
+    return value if plain is None and isinstance(value, float) else plain
 
 
 def _usage_of(event: Event, *, session_id: str, model: str) -> UsageEntry | None:
@@ -365,4 +409,10 @@ def _usage_of(event: Event, *, session_id: str, model: str) -> UsageEntry | None
         completion=count_of(usage.candidates_token_count) + thoughts,
         reasoning=thoughts,
         cached=count_of(usage.cached_content_token_count),
+        audio_prompt=_audio(usage.prompt_tokens_details) + _audio(usage.tool_use_prompt_tokens_details),
+        audio_completion=_audio(usage.candidates_tokens_details),
     )
+
+
+def _audio(details: Sequence[ModalityTokenCount] | None) -> int:
+    return sum(count_of(each.token_count) for each in details or () if each.modality is MediaModality.AUDIO)

@@ -15,21 +15,22 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import ReadOnlyAdmin, SessionChildAdmin
-from helix_store.admin.columns import column, number
 from helix_store.admin.elements import (
     NOTHING,
     badge,
+    column,
     identifier,
     json_block,
     link,
     narrow,
     note,
+    number,
     short_id,
+    stamp,
     text_block,
     under,
 )
 from helix_store.admin.filters import EntryTenantFilter
-from helix_store.admin.times import stamp
 from helix_store.contrib.langgraph.models import (
     LangGraphCheckpoint,
     LangGraphMemory,

@@ -102,7 +102,17 @@ def _unwrapped(data: bytes) -> bytes:
 
 
 def _json(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=_written, skipkeys=True))
+    return json.loads(json.dumps(_with_text_keys(value), default=_written))
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a value whose objects have only keys that JSON can represent."""
+    if isinstance(value, dict):
+        return {
+            key if isinstance(key, str) else _written(key): _with_text_keys(each)
+            for key, each in value.items()
+        }
+    return [_with_text_keys(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _written(value: Any) -> str:

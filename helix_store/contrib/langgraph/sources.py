@@ -20,11 +20,20 @@ from helix_store.contrib.langgraph.plain import importable_type
 from helix_store.core import validation
 from helix_store.core.limits import MAX_METADATA_BYTES
 from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery
-from helix_store.sessions.requests import root_session
+from helix_store.sessions.state import root_session
 from helix_store.transfer.records import Counts, Problem
-from helix_store.transfer.sources.foreign import ForeignSource, Origin
-from helix_store.transfer.sources.readers import PostgresReader, Reader, SqliteReader
-from helix_store.transfer.sources.sessions import ForeignSession, Head, iso_moment, parsed, session_of
+from helix_store.transfer.sources import (
+    ForeignSession,
+    ForeignSource,
+    Head,
+    Origin,
+    PostgresReader,
+    Reader,
+    SqliteReader,
+    iso_moment,
+    parsed,
+    session_of,
+)
 
 _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _OLDEST_FORMAT: Final = 4

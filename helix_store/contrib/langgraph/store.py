@@ -25,14 +25,17 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
-from helix_store.contrib.langgraph.filters import checked_filter, labels_of, matches, namespace_text
-from helix_store.contrib.langgraph.habits import OpenedByHabit
+from helix_store.contrib.langgraph.lifecycle import AcceptsLifecycle
 from helix_store.contrib.langgraph.memories import (
     Address,
     Memories,
     NewMemory,
     StoredMemory,
+    checked_filter,
     delete_namespace,
+    labels_of,
+    matches,
+    namespace_text,
     sweep,
 )
 from helix_store.contrib.langgraph.vectors.index import Embedded, Index
@@ -49,11 +52,11 @@ _MOST_CONDITIONS: Final = 100
 _TTL_KEYS: Final = frozenset({"refresh_on_read", "omit_expired", "default_ttl", "sweep_interval_minutes"})
 
 
-class DjangoStore(OpenedByHabit, BaseStore):
+class DjangoStore(AcceptsLifecycle, BaseStore):
     """Values by namespace and key, for all threads of a tenant: pass it to ``compile(store=…)``.
 
     ``ttl`` is LangGraph's ``TTLConfig``. The database's clock decides which values have expired, and
-    `sweep_ttl` deletes them; the store starts no thread, so ``sweep_interval_minutes`` is refused.
+    `sweep_ttl` deletes them; the store starts no thread, so ``sweep_interval_minutes`` only logs a warning.
 
     ``index`` is the configuration of LangGraph's ``PostgresStore``. With it, a search with a ``query``
     returns the items with the nearest texts. It requires PostgreSQL and the app for vectors (see `Index`).
@@ -291,9 +294,9 @@ def _checked_config(config: TTLConfig | None) -> TTLConfig | None:
     for name in config.keys() - _TTL_KEYS:
         raise InvalidPayload(path=f"ttl/{name}", reason=f"expected one of {', '.join(sorted(_TTL_KEYS))}")
     if config.get("sweep_interval_minutes") is not None:
-        raise InvalidPayload(
-            path="ttl/sweep_interval_minutes",
-            reason="the store starts no thread; call sweep_ttl() in your own task",
+        _logger.warning(
+            "DjangoStore starts no thread, so sweep_interval_minutes has no effect: the command "
+            "cleanup_expired_sessions deletes expired values, and so does sweep_ttl()."
         )
     if (minutes := config.get("default_ttl")) is not None:
         _ttl_ms(minutes, "ttl/default_ttl")

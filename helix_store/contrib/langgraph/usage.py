@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -14,13 +15,17 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langgraph.errors import GraphBubbleUp
 
 from helix_store.adapters import SessionAdapter, session_id_for
+from helix_store.contrib.item_storage import hour_long_cost
 from helix_store.contrib.langgraph.encoding import AGENT_TYPE, Place, about_thread
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.engine.async_twins import async_twin, in_callers_thread
 from helix_store.exceptions import SessionNotFound
 from helix_store.stores import DatabaseUsageStore
 
 _UNKNOWN: Final = "unknown"
+_FOR_FIVE_MINUTES: Final = "ephemeral_5m_input_tokens"
+_FOR_AN_HOUR: Final = "ephemeral_1h_input_tokens"
 _MODEL_NAMES: Final = ("model_name", "model", "model_id")
 
 
@@ -32,6 +37,32 @@ class _Call(NamedTuple):
     began_ns: int
 
 
+class _InBothWays:
+    """A callback that records, which is a coroutine function for an event loop.
+
+    LangChain would run a plain function in a thread of its own, outside of the caller's transaction.
+    """
+
+    def __init__(self, callback: Callable[..., None]) -> None:
+        self._callback = callback
+        self._twin = async_twin(callback)
+        self.__doc__ = callback.__doc__
+
+    def __get__(self, instance: UsageRecorder | None, owner: type[UsageRecorder]) -> Any:
+        if instance is None:
+            return self
+        callback: Any = self._twin if _is_in_loop() else self._callback
+        return callback.__get__(instance, owner)
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class UsageRecorder(BaseCallbackHandler):
     """A callback that records the usage of models and tools in the session of the graph's thread. Pass it in
     the ``callbacks`` of a config to ``invoke`` and ``ainvoke``. One object serves all threads of a tenant.
@@ -39,15 +70,17 @@ class UsageRecorder(BaseCallbackHandler):
     not recorded; neither is a response from LangChain's cache, or a tool that waits for a person.
 
     Each call is recorded in one transaction after the response. An error does not stop the agent: LangChain
-    logs a warning to the logger ``langchain_core.callbacks.manager``. Set ``raise_error`` to raise it.
+    logs a warning to the logger ``langchain_core.callbacks.manager``. Set ``raise_error`` to raise it. The
+    session of an erased thread is not created again, unless ``recreate`` is True. An async graph in the
+    caller's transaction records in that transaction.
     """
 
     # Most events are ends of chains and retrievers, which do not report usage.
     ignore_chain = True
     ignore_retriever = True
 
-    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
-        self._sessions = SessionAdapter(AGENT_TYPE, using, tenant=tenant)
+    def __init__(self, using: str | None = None, *, tenant: str = "", recreate: bool = False) -> None:
+        self._sessions = SessionAdapter(AGENT_TYPE, using, tenant=tenant, recreate=recreate)
         self._ledger = DatabaseUsageStore(using=using, tenant=tenant)
         self._calls: dict[UUID, _Call] = {}
         self._lock = threading.Lock()
@@ -65,6 +98,7 @@ class UsageRecorder(BaseCallbackHandler):
     ) -> None:
         self._begin(run_id, str((metadata or {}).get("ls_model_name") or _UNKNOWN), metadata)
 
+    @_InBothWays
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         call = self._end(run_id)
         message = _message_of(response)
@@ -74,12 +108,16 @@ class UsageRecorder(BaseCallbackHandler):
         # LangChain sets the cost of a response from its cache to zero, and keeps the tokens.
         if usage.get("total_cost") != 0:
             model = _first(message.response_metadata, _MODEL_NAMES) or call.name
-            self._record(
-                run_id, call, kind=UsageKind.TOKENS, model=session_id_for(model), tokens=_tokens(usage)
-            )
+            self._record_tokens(run_id, call, session_id_for(model), usage)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         self._end(run_id)
+
+    def _record_tokens(self, run_id: UUID, call: _Call, model: str, usage: Mapping[str, Any]) -> None:
+        tokens = _tokens(usage)
+        now = time.time_ns() // 1_000_000
+        cost = hour_long_cost(model, tokens, now, _detail(usage, "input_token_details", _FOR_AN_HOUR))
+        self._record(run_id, call, kind=UsageKind.TOKENS, model=model, tokens=tokens, cost_usd=cost)
 
     # --- Tools ---
 
@@ -94,9 +132,11 @@ class UsageRecorder(BaseCallbackHandler):
     ) -> None:
         self._begin(run_id, str((serialized or {}).get("name") or _UNKNOWN), metadata)
 
+    @_InBothWays
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._record_tool(run_id, success=getattr(output, "status", None) != "error")
 
+    @_InBothWays
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         if isinstance(error, GraphBubbleUp):
             # This is an interrupt: the tool runs again when it is answered.
@@ -141,12 +181,17 @@ class UsageRecorder(BaseCallbackHandler):
             source=UsageSource(type="agent", name=session_id_for(agent)),
             **fields,
         )
-        try:
-            self._ledger.record_entry(entry)
-        except SessionNotFound:
-            # The saver may write its first checkpoint after the first response.
-            self._sessions.ensure(session_id, **about_thread(call.metadata))
-            self._ledger.record_entry(entry)
+
+        def record() -> None:
+            try:
+                self._ledger.record_entry(entry)
+            except SessionNotFound:
+                # The saver may write its first checkpoint after the first response.
+                self._sessions.ensure(session_id, **about_thread(call.metadata))
+                self._ledger.record_entry(entry)
+
+        # A synchronous node of an async graph runs in another thread.
+        in_callers_thread(record)
 
 
 def _message_of(response: LLMResult) -> AIMessage | None:
@@ -163,8 +208,20 @@ def _tokens(usage: Mapping[str, Any]) -> TokenCounts:
         completion=usage["output_tokens"],
         reasoning=_detail(usage, "output_token_details", "reasoning"),
         cached=_detail(usage, "input_token_details", "cache_read"),
+        cache_write=_written(usage),
+        audio_prompt=_detail(usage, "input_token_details", "audio"),
+        audio_completion=_detail(usage, "output_token_details", "audio"),
         total=usage["total_tokens"],
     )
+
+
+def _written(usage: Mapping[str, Any]) -> int:
+    """Return the tokens written to a cache. LangChain's `ChatAnthropic` reports them by their lifetime, and
+    the sum as 0.
+    """
+    lifetimes = (_FOR_FIVE_MINUTES, _FOR_AN_HOUR)
+    by_lifetime = sum(_detail(usage, "input_token_details", name) for name in lifetimes)
+    return by_lifetime or _detail(usage, "input_token_details", "cache_creation")
 
 
 def _detail(usage: Mapping[str, Any], part: str, name: str) -> int:

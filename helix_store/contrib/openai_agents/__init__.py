@@ -17,6 +17,7 @@ __getattr__ = lazily(
     __name__,
     "OpenAI Agents SDK",
     "openai-agents",
+    stored=("RunStateStore",),
     DjangoSession="session",
     RunStateClaim="run_states",
     RunStateStore="run_states",

@@ -6,9 +6,7 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.columns import column, number
-from helix_store.admin.elements import identifier
-from helix_store.admin.times import stamp
+from helix_store.admin.elements import column, identifier, number, stamp
 from helix_store.contrib.openai_agents.models import OpenAIRunState
 
 

@@ -7,8 +7,9 @@ class OpenAIAgentsConfig(_apps.FrameworkConfig):
     verbose_name = "OpenAI Agents"
 
     def ready(self) -> None:
-        from helix_store.contrib.openai_agents.source import SQLiteSessionSource
+        from helix_store.contrib.openai_agents.source import SQLAlchemySessionSource, SQLiteSessionSource
         from helix_store.transfer.sources import register_source
 
         super().ready()
         register_source("openai-agents-sqlite", SQLiteSessionSource)
+        register_source("openai-agents-postgres", SQLAlchemySessionSource)

@@ -13,5 +13,6 @@ __getattr__ = lazily(
     __name__,
     "Pydantic AI",
     "pydantic-ai",
+    stored=("DjangoConversationStore",),
     DjangoConversationStore="store",
 )

@@ -10,11 +10,19 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.base import ReadOnlyAdmin, SessionChildAdmin
-from helix_store.admin.columns import column, json_column, number
-from helix_store.admin.elements import NOTHING, identifier, link, note, one_line
-from helix_store.admin.times import stamp
-from helix_store.contrib.pydantic_ai.conversation import entry_message
+from helix_store.admin.base import PayloadDownload, SessionChildAdmin
+from helix_store.admin.elements import (
+    NOTHING,
+    column,
+    identifier,
+    json_column,
+    link,
+    note,
+    number,
+    one_line,
+    stamp,
+)
+from helix_store.contrib.pydantic_ai.catalogue import entry_message
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
 from helix_store.reports.payloads import PREVIEW_SOURCE, payload_start
 
@@ -42,12 +50,12 @@ class ConversationAdmin(SessionChildAdmin):
 
 
 @admin.register(ConversationEntry)
-class ConversationEntryAdmin(ReadOnlyAdmin):
+class ConversationEntryAdmin(PayloadDownload):
     list_display = ("entry_id", "preview", "kind", "size", "stored")
     list_display_links = ("entry_id", "preview")
     link_lookups = ("tenant__exact", "family__exact")
     ordering = ("-pk",)
-    fields = ("entry_id", "parent_id", "tenant", "family", "kind", "size", "stored", "document")
+    fields = ("entry_id", "parent_id", "tenant", "family", "kind", "size", "stored", "document", "download")
 
     size = column("size_bytes", _("bytes"), number)
     stored = column("created_at", _("created"), stamp)

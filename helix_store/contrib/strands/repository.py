@@ -1,36 +1,50 @@
-"""The session repository of Strands Agents in the project's database."""
+"""Sessions and files of Strands agents."""
 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextvars
 import json
+import re
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from django.db.models import Subquery
+from django.db.models import Q, Subquery
 from strands.session.session_repository import SessionRepository
-from strands.types.exceptions import SessionException
+from strands.storage import Storage
+from strands.types.exceptions import SessionException, StorageError
 from strands.types.session import Session, SessionAgent, SessionMessage
 
 from helix_store.adapters import LockedSession, session_id_for
-from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, built, document_of
-from helix_store.contrib.usage import count_of, record_usage, response_entry
+from helix_store.contrib.item_storage import (
+    Document,
+    ItemStorage,
+    LockedItems,
+    built,
+    count_of,
+    document_of,
+    record_usage,
+    refuse_unreadable,
+    response_entry,
+)
 from helix_store.core import validation
+from helix_store.core.ids import PerProcess
 from helix_store.core.payloads import decode
-from helix_store.core.processes import PerProcess
 from helix_store.core.types import UserId
 from helix_store.core.usage import UsageEntry
 from helix_store.engine.database import Database
-from helix_store.exceptions import InvalidPayload, SessionNotFound
-from helix_store.items.rules import item_key, lane_name
+from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound
+from helix_store.items import item_key, lane_name
 from helix_store.models import Item
 from helix_store.models import Session as StoredSession
 
 if TYPE_CHECKING:
     from strands.multiagent import MultiAgentBase
+
 
 R = TypeVar("R")
 Built = TypeVar("Built", Session, SessionAgent, SessionMessage)
@@ -50,8 +64,10 @@ class DjangoSessionRepository(SessionRepository):
     recorded in the usage ledger in the same transaction, under the name ``model``, unless that is ``None``. A
     write sets ``user_id`` as the user of a session without one, and raises `ConflictError` if the session
     belongs to another user. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock
-    has a larger one. Methods may be called in the thread of a running event loop, which then waits. Raises
-    Strands' `SessionException` if something does not exist or already exists, and the errors of helix_store.
+    has a larger one. An erased session is not created again, which raises `SessionErased`, unless
+    ``recreate`` is True. Methods may be called in the thread of a running event loop, which then waits.
+    Raises Strands' `SessionException` if something does not exist or already exists, and the errors of
+    helix_store.
     """
 
     def __init__(
@@ -63,9 +79,15 @@ class DjangoSessionRepository(SessionRepository):
         user_id: UserId | None = None,
         model: str | None = "unknown",
         fencing_token: int | None = None,
+        recreate: bool = False,
     ) -> None:
         self._storage = ItemStorage(
-            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+            agent_type,
+            using,
+            tenant=tenant,
+            user_id=user_id,
+            fencing_token=fencing_token,
+            recreate=recreate,
         )
         self._model = validation.optional_identifier(model, "model")
 
@@ -78,7 +100,7 @@ class DjangoSessionRepository(SessionRepository):
 
     def create_session(self, session: Session, **kwargs: Any) -> Session:
         """Create a session, or use one that the application created with this id."""
-        document = _plain(validation.instance(session, Session, "session").to_dict)
+        document = _document(validation.instance(session, Session, "session"))
 
         def create(locked: LockedSession) -> None:
             if not LockedItems(locked, _SESSION).add(_SESSION, document):
@@ -102,7 +124,7 @@ class DjangoSessionRepository(SessionRepository):
     # --- Agents ------------------------------------------------------------------------------------
 
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        document = _plain(validation.instance(session_agent, SessionAgent, "session_agent").to_dict)
+        document = _document(validation.instance(session_agent, SessionAgent, "session_agent"))
         agent_id = session_agent.agent_id
         # Otherwise, an agent would be stored whose messages cannot be stored.
         _messages(agent_id)
@@ -120,7 +142,7 @@ class DjangoSessionRepository(SessionRepository):
     def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
         """Replace the stored agent, except its ``created_at``."""
         agent_id = validation.instance(session_agent, SessionAgent, "session_agent").agent_id
-        self._replace(session_id, _AGENTS, agent_id, session_agent.to_dict, f"Agent {agent_id}")
+        self._replace(session_id, _AGENTS, agent_id, session_agent, f"Agent {agent_id}")
 
     # --- Messages ----------------------------------------------------------------------------------
 
@@ -129,7 +151,7 @@ class DjangoSessionRepository(SessionRepository):
     ) -> None:
         """Add a message and record its usage. If two processes add the same id, the second gets an error."""
         lane, key = _messages(agent_id), _key_of(session_message)
-        document = _plain(session_message.to_dict)
+        document = _document(session_message)
 
         def create(locked: LockedSession) -> None:
             if LockedItems(locked, _AGENTS).get(agent_id) is None:
@@ -153,7 +175,7 @@ class DjangoSessionRepository(SessionRepository):
         """Replace the stored message, except its ``created_at``."""
         lane, key = _messages(agent_id), _key_of(session_message)
         name = f"Message {session_message.message_id} of agent {agent_id}"
-        self._replace(session_id, lane, key, session_message.to_dict, name)
+        self._replace(session_id, lane, key, session_message, name)
 
     def list_messages(
         self, session_id: str, agent_id: str, limit: int | None = None, offset: int = 0, **kwargs: Any
@@ -210,9 +232,9 @@ class DjangoSessionRepository(SessionRepository):
         return _beside_the_loop(partial(self._storage.get, session_id_for(session_id), lane, key))
 
     def _replace(
-        self, session_id: str, lane: str, key: str, write: Callable[[], Document], name: str
+        self, session_id: str, lane: str, key: str, value: SessionAgent | SessionMessage, name: str
     ) -> None:
-        document = _plain(write)
+        document = _document(value)
 
         def replace(locked: LockedSession) -> None:
             items = LockedItems(locked, lane)
@@ -233,8 +255,17 @@ class DjangoSessionRepository(SessionRepository):
         if self._model is None:
             return
         agent_type = self._storage.agent_type
-        usage = partial(_usage_of, session_id=locked.session_id, agent_type=agent_type, model=self._model)
+        usage = partial(
+            usage_of_message, session_id=locked.session_id, agent_type=agent_type, model=self._model
+        )
         record_usage(locked, map(usage, messages))
+
+
+def _document(value: Session | SessionAgent | SessionMessage) -> Document:
+    """Return the document of a value. Raises `InvalidPayload` for one that could not be read again."""
+    document, kind = _plain(value.to_dict), type(value)
+    refuse_unreadable(kind.from_dict, document, "strands-agents", kind.__name__)
+    return document
 
 
 def _plain(write: Callable[[], Any]) -> Document:
@@ -303,7 +334,7 @@ def _messages_of(multi_agent: Any) -> Iterator[Mapping[str, Any]]:
         yield from _messages_of(node.executor)
 
 
-def _usage_of(
+def usage_of_message(
     message: Mapping[str, Any], *, session_id: str, agent_type: str, model: str
 ) -> UsageEntry | None:
     """Return the ledger's entry for a model's response, or ``None`` for a message without usage. It has the
@@ -316,10 +347,10 @@ def _usage_of(
             return None
     counts = {name: count_of(value) for name, value in usage.items()}
     prompt, completion = counts.get("inputTokens", 0), counts.get("outputTokens", 0)
-    cached = counts.get("cacheReadInputTokens", 0)
+    cached, written = counts.get("cacheReadInputTokens", 0), counts.get("cacheWriteInputTokens", 0)
     if prompt + completion != counts.get("totalTokens", 0):
         # This provider reports cached tokens in addition to the input tokens.
-        prompt += cached + counts.get("cacheWriteInputTokens", 0)
+        prompt += cached + written
     return response_entry(
         session_id,
         _usage_id(message),
@@ -328,6 +359,7 @@ def _usage_of(
         prompt=prompt,
         completion=completion,
         cached=cached,
+        cache_write=written,
     )
 
 
@@ -336,3 +368,163 @@ def _usage_id(message: Mapping[str, Any]) -> str | None:
         return validation.identifier(f"strands:{message['tracking_id']}", "id")
     except (KeyError, InvalidPayload):
         return None
+
+
+_LANE: Final = "storage"
+_OF_SESSION: Final = re.compile(r"session/([^/]+)/(.+)", re.DOTALL)
+"""A key of ``SnapshotSessionManager``: the id of the session, and the rest."""
+
+
+class DjangoStorage(Storage):
+    """A storage for ``SnapshotSessionManager(session_id, storage=DjangoStorage())``, in the database
+    ``using`` and one tenant.
+
+    A session of Strands is one session here, whose snapshots are items in the lane ``storage``. A key that
+    belongs to no session is an item of the session ``shared_session_id``. A write is one transaction under
+    the session's lock and replaces the value of the key. It records the usage of the messages in a snapshot
+    in the usage ledger, each message once, under the name ``model``, unless that is ``None``. ``user_id`` is
+    the user of the sessions; a session of another user raises `ConflictError`. With a ``fencing_token``, a
+    write raises `FencedOutError` if the session's lock has a larger one. If a write is cancelled, the caller
+    is told after its transaction has ended. Raises Strands' ``StorageError`` for a key that is not valid, and
+    the errors of helix_store.
+    """
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        agent_type: str = "strands",
+        user_id: UserId | None = None,
+        model: str | None = "unknown",
+        fencing_token: int | None = None,
+        shared_session_id: str = "strands-storage",
+    ) -> None:
+        self._storage = ItemStorage(
+            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+        )
+        self._model = validation.optional_identifier(model, "model")
+        self._shared_id = session_id_for(shared_session_id)
+
+    @staticmethod
+    def session_id_of(session_id: str) -> str:
+        """Return the session's id in this store, which is derived from Strands' id if that is too long."""
+        return session_id_for(session_id)
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Store the value of a key. Raises `LimitExceeded` for one of more than ``max_state_bytes``."""
+        session_id, name = self._place(key)
+        document = _file_document(bytes(data))
+
+        def write(locked: LockedSession) -> None:
+            LockedItems(locked, _LANE).put(name, document)
+            if self._model is not None and "text" in document:
+                agent_type, model = self._storage.agent_type, self._model
+                record_usage(
+                    locked,
+                    [
+                        usage_of_message(
+                            message, session_id=locked.session_id, agent_type=agent_type, model=model
+                        )
+                        for message in _file_messages(document["text"])
+                    ],
+                )
+
+        await self._storage.awrite(session_id, write)
+
+    async def read(self, key: str) -> bytes | None:
+        """Return the value of a key, or ``None``. One query. Raises `IntegrityFault`."""
+        session_id, name = self._place(key)
+        document = await self._storage.aget(session_id, _LANE, name)
+        return None if document is None else _data(document)
+
+    async def delete(self, key: str) -> None:
+        """Delete the value of a key. Safe to repeat. The session stays; `delete_session` deletes it."""
+        session_id, name = self._place(key)
+
+        def delete(locked: LockedSession) -> None:
+            Item.objects.using(locked.alias).filter(session_id=locked.key, lane=_LANE, key=name).delete()
+
+        try:
+            await self._storage.awrite(session_id, delete, create=False)
+        except SessionNotFound:
+            return
+
+    async def list(self, query: str = "") -> builtins.list[str]:
+        """Return the keys that begin with ``query``, in order. One query.
+
+        If ``query`` does not name a session, this reads the keys of all sessions of this agent type.
+        """
+        prefix = _plain_key(query).lstrip("/")
+        of_session = _OF_SESSION.fullmatch(f"{prefix}*")
+        stored_id = session_id_for(of_session[1]) if of_session is not None else None
+
+        def read(db: Database) -> builtins.list[tuple[str, str]]:
+            items = Item.objects.using(db.alias).filter(session__tenant=db.tenant, lane=_LANE)
+            if stored_id is not None:
+                items = items.filter(session__session_id=stored_id)
+            else:
+                own = Q(session__agent_type=self._storage.agent_type)
+                items = items.filter(own | Q(session__session_id=self._shared_id))
+            rows = items.values_list("session__session_id", "key")
+            return [(session_id, key) for session_id, key in rows if key is not None]
+
+        keys = []
+        for session_id, name in await self._storage.aread(read):
+            if of_session is not None:
+                keys.append(f"session/{of_session[1]}/{name}")
+            else:
+                keys.append(name if session_id == self._shared_id else f"session/{session_id}/{name}")
+        return sorted(key for key in keys if key.startswith(prefix))
+
+    def _place(self, key: str) -> tuple[str, str]:
+        """Return the id of the session with a key, and the key of its item."""
+        name = _plain_key(key).strip("/")
+        if not name:
+            raise StorageError("A key must not be empty.")
+        if of_session := _OF_SESSION.fullmatch(name):
+            return session_id_for(of_session[1]), of_session[2]
+        return self._shared_id, name
+
+
+def _plain_key(key: str) -> str:
+    """Return a key without repeated slashes. Raises ``StorageError``, as Strands' own storages do."""
+    plain = re.sub("/+", "/", validation.instance(key, str, "key"))
+    if "\\" in plain or ".." in plain.split("/"):
+        raise StorageError(f"The key {key!r} has a backslash or a segment '..'.")
+    return plain
+
+
+def _file_document(data: bytes) -> Document:
+    try:
+        return {"text": data.decode()}
+    except UnicodeDecodeError:
+        return {"base64": b64encode(data).decode("ascii")}
+
+
+def _data(document: Document) -> bytes:
+    match document:
+        case {"text": str(text)}:
+            return text.encode()
+        case {"base64": str(text)}:
+            return b64decode(text)
+    raise IntegrityFault("A stored value of Strands is not readable; other rows are not affected.")
+
+
+def _file_messages(text: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the messages with an id in a snapshot of an agent, a graph or a swarm. A message without an id
+    would be recorded again by each snapshot.
+    """
+    try:
+        pending = [json.loads(text)]
+    except (ValueError, RecursionError):
+        return
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if "tracking_id" in value and "role" in value:
+                yield value
+            else:
+                pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)

@@ -12,12 +12,11 @@ from django.db import connections
 
 from helix_store import conf
 from helix_store.cleanup import CleanupDetails, CleanupSummary, expired_session_cleanup_batches
-from helix_store.cleanup.outcomes import SessionKey
+from helix_store.cleanup.workspaces import SessionKey
 from helix_store.core.types import PendingToolCall
 from helix_store.management.base import StoreCommand, at_least
-from helix_store.management.output import Column
-from helix_store.management.times import age_in_days
-from helix_store.sessions.approvals import default_answer
+from helix_store.management.output import Column, age_in_days
+from helix_store.sessions.tool_calls import default_answer
 
 
 class Command(StoreCommand):

@@ -9,24 +9,21 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
-from helix_store.actions.checkpoints import BRANCH, RESTORE
+from helix_store.actions.sessions import BRANCH, RESTORE
 from helix_store.core import moments
-from helix_store.management.base import at_least
-from helix_store.management.output import Style, pairs
-from helix_store.management.parts import ActingCommand
-from helix_store.management.session_argument import (
+from helix_store.management.base import (
     CHECKPOINT_FORMS,
+    ActingCommand,
     ChosenState,
+    at_least,
     chosen_checkpoint,
     chosen_session,
     chosen_state,
     directory_of,
 )
+from helix_store.management.output import Style, age_in_days, pairs, visible
 from helix_store.management.session_page import CHECKPOINT_COLUMNS, json_lines
-from helix_store.management.text import visible
-from helix_store.management.times import age_in_days
-from helix_store.reports.comparison import changes_between, comparable, shown_state
-from helix_store.reports.times import moment
+from helix_store.reports.payloads import changes_between, comparable, moment, shown_state
 from helix_store.stores.directory import PruneSummary
 
 _STYLES: Final[dict[str, Style]] = {"+": "green", "-": "red", "@": "cyan"}

@@ -8,10 +8,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.doctor import Diagnosis, Fault, Listener, all_checks, diagnose
-from helix_store.doctor.checks import Check
+from helix_store.doctor.findings import Check
 from helix_store.management.base import StoreCommand
-from helix_store.management.output import Column, ProgressBar, Style, pairs
-from helix_store.management.text import visible
+from helix_store.management.output import Column, ProgressBar, Style, pairs, visible
 
 _STYLES: dict[str, Style] = {"error": "red", "warning": "yellow", "info": "cyan"}
 _COLUMNS = (

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.cleanup.erasure import Erasure
-from helix_store.cleanup.outcomes import ErasureReceipt
+from helix_store.cleanup.workspaces import ErasureReceipt
 from helix_store.management.base import StoreCommand, WrongUsage
 from helix_store.management.output import Column, cell
 
@@ -48,18 +48,37 @@ class Command(StoreCommand):
         )
         parser.epilog = "example: manage.py helix_erase --user user-1 --dry-run"
 
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        self._has_found = False
+        result = super().execute(*args, **options)
+        if not self._has_found:
+            # With several databases, the subject may be stored in only some of them.
+            raise CommandError(f"{self._nothing} Nothing was erased.")
+        return result
+
     def handle(self, *args: Any, **options: Any) -> None:
         if all(options[name] is None for name in _SUBJECTS):
             raise WrongUsage("Pass --user, --session or --tenant.")
+        subject = next(name for name in _SUBJECTS if options[name] is not None)
+        tenant = "" if options["tenant"] is None else f" of tenant {cell(options['tenant'])!r}"
+        self._nothing = (
+            f"Nothing is stored for the {subject} {cell(options[subject])!r}"
+            f"{'' if subject == 'tenant' else tenant} in the database {options['database']!r}."
+        )
         if options["dry_run"]:
-            self._write(self._run(self._erasure(options, dry_run=True)))
+            self._write_found(self._run(self._erasure(options, dry_run=True)))
             return
         if not options["no_input"]:
-            self._ask(self._run(self._erasure(options, dry_run=True)), options)
+            found = self._run(self._erasure(options, dry_run=True))
+            if found.is_empty and not self.stop.is_set():
+                self.progress(self._nothing)
+                return
+            self._has_found = True
+            self._ask(found, options)
             if self.stop.is_set():
                 raise CommandError("Stopped; nothing was erased.")
         erasure = self._erasure(options, dry_run=False)
-        self._write(self._run(erasure))
+        self._write_found(self._run(erasure))
         for key, reason in erasure.left:
             tenant = f" of tenant {cell(key.tenant)}" if key.tenant else ""
             self.progress(f"Left session {cell(key.session_id)}{tenant}: {reason}.")
@@ -90,6 +109,14 @@ class Command(StoreCommand):
             f"This erases {said.trees} session trees, {rows} rows in all, of the {subject} "
             f"{cell(options[subject])!r} in the database {options['database']!r}. It cannot be undone."
         )
+
+    def _write_found(self, receipt: ErasureReceipt) -> None:
+        """Write the receipt, unless nobody was erased: a receipt would say that somebody was."""
+        if receipt.is_empty and receipt.finished_at is not None and not self._has_found:
+            self.progress(self._nothing)
+            return
+        self._has_found = True
+        self._write(receipt)
 
     def _write(self, receipt: ErasureReceipt) -> None:
         data = receipt.to_dict()

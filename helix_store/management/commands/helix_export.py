@@ -13,8 +13,8 @@ from typing import IO, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from helix_store.management.base import StoreCommand, WrongUsage
-from helix_store.management.session_argument import whole_id
+from helix_store.management.base import StoreCommand, WrongUsage, whole_id
+from helix_store.management.output import shown_json
 from helix_store.transfer import DatabaseSource, ExportSummary, write_export
 
 
@@ -57,18 +57,24 @@ class Command(StoreCommand):
             with_trees=options["tree"],
         )
         output = None if options["output"] is None else Path(options["output"])
+        is_of_nothing = False
         if output is None:
             with self._to_stdout() as file:
                 summary = self._export(source, file)
         else:
             with _replaced(output) as (file, keep):
                 summary = self._export(source, file)
-                if summary.sha256 is not None:
+                is_chosen = given is not None or options["tenant"] is not None
+                is_of_nothing = is_chosen and not any(summary.counts.values())
+                if summary.sha256 is not None and not is_of_nothing:
                     keep()
         self._write_summary(summary, to_stdout=output is not None)
         if summary.sha256 is None:
             left = "The output has no trailer." if output is None else f"{output} is unchanged."
             raise CommandError(f"Stopped after {summary.sessions} sessions. {left}")
+        if output is not None and is_of_nothing:
+            found = "; ".join(map(str, summary.problems)) or "There is nothing to export"
+            raise CommandError(f"{found.rstrip('.')}. {output} was not written.")
         if summary.problems:
             raise CommandError(f"{len(summary.problems)} problems were found.")
 
@@ -94,6 +100,12 @@ class Command(StoreCommand):
 
     @contextmanager
     def _to_stdout(self) -> Iterator[Any]:
+        if self.stdout.isatty():
+            self.progress(
+                "In a terminal, invisible characters are shown as \\uXXXX; use --output for a file to import."
+            )
+            yield SimpleNamespace(write=lambda data: self.write_text(shown_json(data.decode()), ending=""))
+            return
         buffer = getattr(self.stdout, "buffer", None)
         if buffer is None:
             yield SimpleNamespace(write=lambda data: self.stdout.write(data.decode(), ending=""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Final, get_args
@@ -13,33 +13,61 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError
 
 from helix_store.actions import SESSION_ACTIONS
-from helix_store.actions.action import SessionAction
 from helix_store.actions.answers import ANSWER, APPROVE, ERROR, REJECT, RESULT
+from helix_store.actions.effects import DONE, SETTLE
+from helix_store.actions.sessions import SessionAction
+from helix_store.core.contracts import SESSION_FILTERS
+from helix_store.core.effects import EffectState
 from helix_store.core.posts import Post, PostState
-from helix_store.core.signatures import SESSION_FILTERS
 from helix_store.core.types import UNSET, SessionStatus
 from helix_store.engine.database import Database
-from helix_store.management.base import WrongUsage, add_limit_argument, at_least
-from helix_store.management.output import Column
-from helix_store.management.parts import ActingCommand
-from helix_store.management.session_argument import chosen_call, chosen_session, directory_of, whole_id
+from helix_store.management.base import (
+    ActingCommand,
+    WrongUsage,
+    add_limit_argument,
+    at_least,
+    chosen_call,
+    chosen_session,
+    directory_of,
+    whole_id,
+)
+from helix_store.management.output import Column, visible
 from helix_store.management.session_page import (
+    EFFECT_COLUMNS,
     POST_COLUMNS,
     SESSION_COLUMNS,
+    SESSION_OF_EFFECT,
     ListedSession,
     session_sections,
     tree_lines,
+    whole_sections,
 )
-from helix_store.management.text import visible
-from helix_store.reports.conversations import outlines_of_heads
-from helix_store.reports.markdown import conversation_as_markdown
-from helix_store.reports.session import nodes_of, session_report, session_tree
-from helix_store.reports.times import time_argument
-from helix_store.sessions.database.posts import announce_due_posts
+from helix_store.reports.conversations import conversation_as_markdown, outlines_of_heads
+from helix_store.reports.payloads import time_argument
+from helix_store.reports.session import (
+    nodes_of,
+    report_as_json,
+    session_report,
+    session_tree,
+    whole_messages,
+)
+from helix_store.sessions.messages import announce_due_posts
 from helix_store.stores import DatabaseStateStore
+from helix_store.stores.conditions import CONDITIONS, announce_ready, conditions_of_ids
 
+_NO_FILTERS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("agent_type", "status", "user_id", "root_session_id", "workspace_id", "tags")),
+    **dict.fromkeys(("created_from", "created_to", "cursor")),
+    "parent_session_id": UNSET,
+    "metadata": {},
+    "offset": 0,
+    "count": False,
+    "order_by": "updated_at",
+    "direction": "desc",
+}
 _STATUSES = [status.value for status in SessionStatus]
 _POST_STATES: Final = get_args(PostState)
+_EFFECT_STATES: Final = get_args(EffectState)
 _POSTS_AT_ONCE: Final = 200
 _POST_COLUMNS: Final = (
     *POST_COLUMNS[:2],
@@ -90,6 +118,23 @@ class Command(ActingCommand):
         add_limit_argument(parser, "posts", default=50)
         parser.add_argument("--cursor", help="Continue a list with the same states at its next_cursor.")
 
+        parser = self.add_part("effects", self._effects, example="trip-1 --state unknown")
+        parser.add_argument(
+            "session_id",
+            metavar="ID",
+            nargs="?",
+            help="Without it, the unknown effects of all sessions of the tenant, the oldest first.",
+        )
+        parser.add_argument(
+            "--state",
+            dest="states",
+            action="append",
+            choices=_EFFECT_STATES,
+            help="Only effects in this state; may be repeated.",
+        )
+        add_limit_argument(parser, "effects", default=50)
+        parser.add_argument("--cursor", help="Continue a list with the same states at its next_cursor.")
+
         parser = self.add_part("wake", self._wake, example="")
         add_limit_argument(parser, "sessions", default=200)
 
@@ -103,6 +148,14 @@ class Command(ActingCommand):
             action="append",
             choices=_STATUSES,
             help="Only sessions with this status; may be repeated.",
+        )
+        parser.add_argument(
+            "--condition",
+            dest="conditions",
+            action="append",
+            choices=CONDITIONS,
+            help="Only sessions that cannot go on for this reason, the longest first; may be repeated. "
+            "It cannot be combined with other filters.",
         )
         parser.add_argument("--user", dest="user_id", help="Only sessions of this user.")
         family = parser.add_mutually_exclusive_group()
@@ -156,6 +209,8 @@ class Command(ActingCommand):
             if options[name] and options[name] is not UNSET:
                 options[name] = whole_id(options[name], options)
         options["metadata"] = dict(options["metadata"] or ())
+        if options["conditions"] and any(options[name] != each for name, each in _NO_FILTERS.items()):
+            raise WrongUsage("--condition cannot be combined with other filters.")
         self.write_list(
             "sessions", _pages_of_sessions(options), columns=SESSION_COLUMNS, to_dict=_session_dict
         )
@@ -167,13 +222,23 @@ class Command(ActingCommand):
         store, session_id = chosen_session(options["session_id"], options)
         if options["markdown"]:
             for block in conversation_as_markdown(store, session_id):
-                self.write_text(visible(f"{block}\n\n", keep="\n\t"))
+                self.write_text(f"{block}\n\n")
             return
-        report = session_report(store, session_id, limit=options["limit"], messages=options["messages"])
+        newest = options["messages"]
+        is_whole = newest is not None and (self.is_json or self.layout.width is None)
+        report = session_report(
+            store, session_id, limit=options["limit"], messages=None if is_whole else newest
+        )
         if self.is_json:
-            self.write_text(json.dumps(report.to_dict()))
+            for text in report_as_json(store, report, newest):
+                self.write_text(text, ending="")
+            self.write_text("")
         else:
             self.write_text("\n\n".join(session_sections(report, self.layout)))
+            for text in (
+                whole_sections(whole_messages(store, report, newest), self.layout) if is_whole else ()
+            ):
+                self.write_text(f"\n{text}")
         if report.problems:
             raise CommandError("; ".join(report.problems))
 
@@ -200,19 +265,46 @@ class Command(ActingCommand):
             to_dict=lambda post: {"tenant": store.tenant, **post.to_dict()},
         )
 
-    def _wake(self, options: dict[str, Any]) -> None:
-        """Send the signal session_posted for each session whose due posts nobody has picked up."""
-        announced = announce_due_posts(
-            using=options["database"], tenant=options["tenant"], limit=options["limit"]
+    def _effects(self, options: dict[str, Any]) -> None:
+        """List the effects of a session in order, or the unknown effects of a tenant."""
+        if options["session_id"] is None:
+            if options["states"] or options["cursor"]:
+                raise WrongUsage("--state and --cursor need the ID of a session.")
+            store = directory_of(options).store(options["tenant"] or "")
+            found = store.find_unknown_effects(limit=options["limit"])
+            pages: Iterable[Any] = [SimpleNamespace(effects=found, next_cursor=None)]
+        else:
+            store, session_id = chosen_session(options["session_id"], options)
+            pages = _pages_of_effects(store, session_id, options)
+        self.write_list(
+            "effects",
+            pages,
+            columns=EFFECT_COLUMNS if options["session_id"] else (SESSION_OF_EFFECT, *EFFECT_COLUMNS),
+            to_dict=lambda effect: {"tenant": store.tenant, **effect.to_dict()},
         )
-        self.write_data({"announced": announced})
+
+    def _wake(self, options: dict[str, Any]) -> None:
+        """Send the signals session_posted and session_ready for sessions that a turn could continue.
+
+        These are the sessions whose due posts nobody has picked up, those that are abandoned, those whose
+        budget has room again, and those whose effect was settled.
+        """
+        chosen = {"using": options["database"], "tenant": options["tenant"], "limit": options["limit"]}
+        announced = announce_due_posts(**chosen)
+        self.write_data({"announced": announced, "ready": announce_ready(**chosen)})
 
     def target(
         self, action: SessionAction, options: Mapping[str, Any], *, is_whole: bool
     ) -> tuple[DatabaseStateStore, str, Mapping[str, Any]]:
+        if action in (ANSWER, SETTLE) and options["user"] is not None and options["actor"] is not None:
+            raise WrongUsage("Pass either --as or --actor.")
         if action is ANSWER:
             _check_answer(options)
+        if action is SETTLE and options["result"] is not None and options["outcome"] != DONE:
+            raise WrongUsage("not_done takes no --result.")
         store, session_id, given = super().target(action, options, is_whole=is_whole)
+        if action is SETTLE and options["user"] is not None:
+            return store, session_id, {**given, "actor": _user(options["user"])}
         if action is not ANSWER:
             return store, session_id, given
         call_id, approval_id = chosen_call(store, session_id, options["call"])
@@ -231,8 +323,6 @@ def _check_answer(options: Mapping[str, Any]) -> None:
         raise WrongUsage("error needs a VALUE.")
     if options["edit"] is not UNSET and answer != APPROVE:
         raise WrongUsage(f"{answer} takes no --input.")
-    if options["user"] is not None and options["actor"] is not None:
-        raise WrongUsage("Pass either --as or --actor.")
     if options["reason"] is not None and answer in (RESULT, ERROR):
         raise WrongUsage(f"{answer} takes no --reason.")
 
@@ -248,10 +338,29 @@ def _user(name: str) -> Any:
 def _pages_of_sessions(options: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
     """Yield the pages of a list; each session has the outline of the conversation that an adapter keeps."""
     db = Database(options["database"], options["tenant"] or "")
+    if options["conditions"]:
+        yield _stuck_sessions(db, options)
+        return
     for page in directory_of(options).pages(**{name: options[name] for name in SESSION_FILTERS}):
         outlined = zip(page.sessions, outlines_of_heads(db, page.sessions), strict=True)
-        sessions = [ListedSession(tenant, head, outline) for (tenant, head), outline in outlined]
+        ids = [(tenant, head.session_id) for tenant, head in page.sessions]
+        stuck = conditions_of_ids(db.alias, ids)
+        sessions = [
+            ListedSession(tenant, head, outline, stuck.get((tenant, head.session_id)))
+            for (tenant, head), outline in outlined
+        ]
         yield SimpleNamespace(sessions=sessions, total=page.total, next_cursor=page.next_cursor)
+
+
+def _stuck_sessions(db: Database, options: Mapping[str, Any]) -> SimpleNamespace:
+    """Return one page with the sessions that have a condition, the longest first."""
+    found = directory_of(options).stuck(options["conditions"], limit=options["limit"])
+    outlines = outlines_of_heads(db, [(tenant, head) for tenant, head, _ in found])
+    sessions = [
+        ListedSession(tenant, head, outline, stuck)
+        for (tenant, head, stuck), outline in zip(found, outlines, strict=True)
+    ]
+    return SimpleNamespace(sessions=sessions, total=None, next_cursor=None)
 
 
 def _session_dict(listed: ListedSession) -> dict[str, Any]:
@@ -259,7 +368,13 @@ def _session_dict(listed: ListedSession) -> dict[str, Any]:
     if listed.found is not None:
         name, outline = listed.found
         conversation = {"framework": name, "message_count": outline.count, "is_partial": outline.is_partial}
-    return {"tenant": listed.tenant, **listed.head.to_dict(), "conversation": conversation}
+    stuck = None if listed.stuck is None else listed.stuck.to_dict()
+    return {
+        "tenant": listed.tenant,
+        **listed.head.to_dict(),
+        "conversation": conversation,
+        "stuck": stuck and {name: stuck[name] for name in ("condition", "since", "detail", "run_id")},
+    }
 
 
 def _pages_of_posts(
@@ -270,6 +385,20 @@ def _pages_of_posts(
     while rest > 0:
         page = store.list_posts(session_id, states=states, limit=min(rest, _POSTS_AT_ONCE), cursor=cursor)
         yield SimpleNamespace(posts=page.items, next_cursor=page.next_cursor)
+        rest, cursor = rest - len(page.items), page.next_cursor
+        if cursor is None:
+            return
+
+
+def _pages_of_effects(
+    store: DatabaseStateStore, session_id: str, options: Mapping[str, Any]
+) -> Iterator[SimpleNamespace]:
+    rest, cursor = options["limit"], options["cursor"]
+    while rest > 0:
+        page = store.list_effects(
+            session_id, states=options["states"], limit=min(rest, _POSTS_AT_ONCE), cursor=cursor
+        )
+        yield SimpleNamespace(effects=page.items, next_cursor=page.next_cursor)
         rest, cursor = rest - len(page.items), page.next_cursor
         if cursor is None:
             return

@@ -20,17 +20,19 @@ from helix_store.core.streams import PrunedStreams, StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.database import Database
 from helix_store.exceptions import StreamNotFound, StreamTruncated
-from helix_store.management.base import add_limit_argument, at_least
-from helix_store.management.output import STATUS_STYLES, Column
-from helix_store.management.parts import StoreCommandWithParts
-from helix_store.management.session_argument import only_tenant
-from helix_store.management.text import visible
-from helix_store.management.times import moment_of, time_or_age
-from helix_store.reports.times import project_zone
+from helix_store.management.base import StoreCommandWithParts, add_limit_argument, at_least, only_tenant
+from helix_store.management.output import STATUS_STYLES, Column, moment_of, time_or_age, visible
+from helix_store.reports.payloads import project_zone
 from helix_store.stores import DatabaseStreamManager
-from helix_store.streams.listing import ListedStream, StreamList, WriterState, list_streams, tenants_of_stream
-from helix_store.streams.pruning import prune_batches
-from helix_store.streams.rules import PruneRequest
+from helix_store.streams.chunks import PruneRequest
+from helix_store.streams.database import (
+    ListedStream,
+    StreamList,
+    WriterState,
+    list_streams,
+    prune_batches,
+    tenants_of_stream,
+)
 
 _LONGEST_PAGE: Final = 200
 _COLUMNS: Final = (

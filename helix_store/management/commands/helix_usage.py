@@ -15,11 +15,11 @@ from django.core.management.base import CommandParser
 
 from helix_store.core.usage import UsageReport, UsageReportGrouping
 from helix_store.management.base import StoreCommand, WrongUsage, at_least, refuse_options
-from helix_store.management.spending_tables import budgets_table, days_table, groups_table
-from helix_store.management.times import moment_of, time_or_age
-from helix_store.reports.budgets import all_reports
-from helix_store.reports.times import project_zone
-from helix_store.usage.reports import csv_rows, time_zone, usage_report
+from helix_store.management.output import moment_of, time_or_age
+from helix_store.management.session_page import budgets_table, days_table, groups_table
+from helix_store.reports.payloads import project_zone
+from helix_store.reports.session import all_reports
+from helix_store.usage.store import csv_rows, time_zone, usage_report
 
 _NOT_FOR_BUDGETS: Final = ("since", "until", "zone", "agent_type", "user", "model", "limit", "csv")
 _STOPPED: Final = "Stopped before the usage was added up; nothing was changed."

@@ -9,6 +9,7 @@ import pytest
 
 from helix_store.exceptions import InvalidPayload
 from helix_store.testing.budgets.base import BudgetTests
+from helix_store.testing.cells import table
 
 __all__ = ["BudgetArgumentContract"]
 
@@ -32,12 +33,12 @@ _NAMES: tuple[Any, ...] = ("", "x" * 256, "a\x00", None, 1)
 
 
 class BudgetArgumentContract(BudgetTests):
-    @pytest.mark.parametrize("case", _WRONG)
+    @table("case", _WRONG, shared=True)
     def test_a_wrong_budget(self, store: Any, case: str) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             store.budgets.set_budget("cap", **_WRONG[case])
 
-    @pytest.mark.parametrize("name", _NAMES)
+    @table("name", _NAMES, shared=True)
     def test_a_wrong_name(self, store: Any, name: Any) -> None:
         budgets = store.budgets
         with self.storage_untouched(), pytest.raises(InvalidPayload):

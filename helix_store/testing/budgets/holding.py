@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -10,8 +11,16 @@ from typing import Any
 import pytest
 
 from helix_store.core.types import RunStatus, SessionStatus
-from helix_store.exceptions import BudgetExceeded, InvalidPayload, NotFoundError, TurnInterrupted
-from helix_store.testing.budgets.base import BudgetTests, amounts, spent
+from helix_store.exceptions import (
+    BudgetExceeded,
+    ConflictError,
+    InvalidPayload,
+    NotFoundError,
+    TurnInterrupted,
+)
+from helix_store.locks import NoOpLockManager
+from helix_store.testing.budgets.base import BudgetTests, amounts, now_ms, spent
+from helix_store.testing.cells import table
 
 __all__ = ["BudgetTurnContract"]
 
@@ -51,7 +60,8 @@ class BudgetTurnContract(BudgetTests):
                 assert amounts(capped.budgets.status("cap")) == (0, 0, Decimal("0.1"), 5)
                 turn.tokens(model="no-such-model", prompt=3, cost_usd="0.07")
                 step.say({"role": "assistant", "content": "hello"})
-            assert amounts(capped.budgets.status("cap")) == (Decimal("0.07"), 3, 0, 0)
+            # The commit has reserved the next step.
+            assert amounts(capped.budgets.status("cap")) == (Decimal("0.07"), 3, Decimal("0.1"), 5)
             with turn.step(estimate_usd="0.2"):
                 assert amounts(capped.budgets.status("cap"))[2:] == (Decimal("0.2"), 5)
         assert amounts(capped.budgets.status("cap")) == (Decimal("0.07"), 3, 0, 0)
@@ -146,7 +156,7 @@ class BudgetTurnContract(BudgetTests):
             step.end_turn()
         assert capped.budgets.status("cap").held_usd == 0
 
-    @pytest.mark.parametrize("error", [None, ZeroDivisionError()], ids=["leaves", "fails"])
+    @table("error", [None, ZeroDivisionError()])
     def test_a_worker_that_lost_its_lock_does_not_release_the_hold_of_its_successor(
         self, capped: Any, session: Any, error: Exception | None
     ) -> None:
@@ -195,14 +205,176 @@ class BudgetTurnContract(BudgetTests):
             step.end_turn()
         assert session.load().step_count == 0
 
-    @pytest.mark.parametrize(
-        "estimates", [{"estimate_usd": -1}, {"estimate_tokens": 1.5}, {"estimate_usd": "x"}]
-    )
+    @table("estimates", [{"estimate_usd": -1}, {"estimate_tokens": 1.5}, {"estimate_usd": "x"}], shared=True)
     def test_wrong_estimates(self, session: Any, estimates: Any) -> None:
         with pytest.raises(InvalidPayload):
             session.turn(**estimates)
         with session.turn() as turn, pytest.raises(InvalidPayload):
             turn.step(**estimates)
+
+    @table("is_model_first", [True, False])
+    @table("estimates", [{}, {"estimate_usd": 1}, {"estimate_tokens": 1}])
+    def test_a_loop_calls_the_model_no_more_often_than_the_budget_allows(
+        self, store: Any, session: Any, is_model_first: bool, estimates: dict[str, Any]
+    ) -> None:
+        store.budgets.set_budget("small", scope="tenant", limit_usd=2, limit_tokens=20)
+        calls = 0
+
+        def call_model(turn: Any) -> dict[str, Any]:
+            nonlocal calls
+            calls += 1
+            turn.tokens(model="no-such-model", prompt=10, cost_usd=1)
+            return {"role": "assistant", "content": "hello"}
+
+        for number in range(10):
+            session.say({"role": "user", "content": str(number)})
+            with session.turn(**estimates) as turn:
+                while turn.is_active:
+                    if is_model_first:
+                        answer = call_model(turn)
+                        with turn.step() as step:
+                            step.say(answer)
+                            step.end_turn()
+                    else:
+                        with turn.step() as step:
+                            step.say(call_model(turn))
+                            step.end_turn()
+        assert calls == 2
+        assert amounts(store.budgets.status("small")) == (2, 20, 0, 0)
+        assert session.load().message_count == 12
+        runs = store.sessions.list_runs(session.id)
+        assert [run.completion_reason for run in runs] == ["budget:small"] * 8 + ["end_turn"] * 2
+
+    @table("estimates", [{}, {"estimate_usd": 6}])
+    def test_a_commit_that_reaches_the_limit_stops_the_turn_before_the_next_model_call(
+        self, capped: Any, session: Any, estimates: dict[str, Any]
+    ) -> None:
+        with session.turn(**estimates) as turn:
+            assert not turn.stopped_by
+            with turn.step() as step:
+                turn.tokens(model="no-such-model", prompt=3, cost_usd=5 if estimates else 10)
+                step.say({"role": "assistant", "content": "hello"})
+            assert not turn.is_active
+            assert isinstance(turn.stopped_by, BudgetExceeded)
+            assert amounts(capped.budgets.status("cap"))[2:] == (0, 0)
+            with pytest.raises(BudgetExceeded) as caught:
+                turn.step()
+            assert caught.value is turn.stopped_by
+            turn.step()
+        run = capped.sessions.list_runs(session.id)[0]
+        assert (run.status, run.completion_reason) == (RunStatus.INTERRUPTED, "budget:cap")
+        assert (session.load().step_count, session.load().message_count) == (1, 1)
+
+    def test_a_turn_that_a_budget_refuses_is_over_when_it_is_entered(self, capped: Any, session: Any) -> None:
+        capped.usage.record_entry(spent(usd="9.9"))
+        version = session.load().version
+        with session.turn(estimate_usd="0.2") as turn:
+            assert not turn.is_active
+            assert turn.stopped_by.name == "cap"
+        run = capped.sessions.list_runs(session.id)[0]
+        assert (run.status, run.completion_reason) == (RunStatus.INTERRUPTED, "budget:cap")
+        assert (session.load().status, session.load().version) == (SessionStatus.ACTIVE, version)
+
+    def test_a_turn_holds_its_estimate_from_its_start_to_its_end(self, capped: Any, session: Any) -> None:
+        with session.turn(**_HOLDS):
+            assert amounts(capped.budgets.status("cap")) == (0, 0, Decimal("0.1"), 5)
+        assert amounts(capped.budgets.status("cap")) == (0, 0, 0, 0)
+
+    @table("ending", ["end_turn", "finish", "fail", "wait_for"])
+    def test_a_commit_that_ends_the_turn_reserves_nothing(
+        self, capped: Any, session: Any, ending: str
+    ) -> None:
+        with session.turn(**_HOLDS) as turn:
+            with turn.step() as step:
+                asked = [{"call": {"tool_name": "ask"}}] if ending == "wait_for" else []
+                getattr(step, ending)(*asked)
+            assert not turn.is_active
+            assert amounts(capped.budgets.status("cap")) == (0, 0, 0, 0)
+
+    @table("ending", ["end_turn", "finish"])
+    def test_a_commit_that_goes_on_with_a_post_reserves_the_next_step(
+        self, capped: Any, session: Any, ending: str
+    ) -> None:
+        with session.turn(**_HOLDS) as turn:
+            with turn.step() as step:
+                session.post({"role": "user", "content": "one more"})
+                getattr(step, ending)()
+            assert turn.is_active
+            assert amounts(capped.budgets.status("cap")) == (0, 0, Decimal("0.1"), 5)
+            capped.usage.record_entry(spent(usd="9.95"))
+            with turn.step() as step:
+                session.post({"role": "user", "content": "and one more"})
+                getattr(step, ending)()
+            assert not turn.is_active
+            assert turn.stopped_by.name == "cap"
+
+    @table("usd", [None, "0.07", "9.95"])
+    def test_a_failed_step_keeps_the_reservation_for_the_next_one_if_it_still_fits(
+        self, capped: Any, session: Any, usd: str | None
+    ) -> None:
+        with session.turn(**_HOLDS) as turn:
+            failing = turn.step().__enter__()
+            if usd is not None:
+                turn.tokens(model="no-such-model", prompt=3, cost_usd=usd)
+            failing.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+            fits = usd != "9.95"
+            expected = Decimal(usd or 0), 3 if usd else 0, *((Decimal("0.1"), 5) if fits else (0, 0))
+            assert amounts(capped.budgets.status("cap")) == expected
+            assert turn.is_active is fits
+        assert amounts(capped.budgets.status("cap"))[2:] == (0, 0)
+
+    @table("change", [{"period": "day"}, {"period": "month"}, {"limit_usd": 20}])
+    def test_a_hold_survives_a_change_of_its_budget(
+        self, capped: Any, session: Any, change: dict[str, Any]
+    ) -> None:
+        capped.usage.record_entry(spent(usd="1", tokens=10))
+        with session.turn(**_HOLDS) as turn:
+            given = {"scope": "tenant", "limit_usd": 10, "limit_tokens": 1_000}
+            capped.budgets.set_budget("cap", **{**given, **change})
+            assert amounts(capped.budgets.status("cap")) == (1, 10, Decimal("0.1"), 5)
+            with turn.step():
+                turn.tokens(model="no-such-model", prompt=3, cost_usd="0.07")
+            assert amounts(capped.budgets.status("cap")) == (Decimal("1.07"), 13, Decimal("0.1"), 5)
+            capped.budgets.set_budget("cap", **given)
+            assert amounts(capped.budgets.status("cap")) == (Decimal("1.07"), 13, Decimal("0.1"), 5)
+        assert amounts(capped.budgets.status("cap")) == (Decimal("1.07"), 13, 0, 0)
+
+    def test_an_estimate_needs_the_locks_of_the_store(self, capped: Any, session: Any) -> None:
+        other = self.make_store(tenant="-other")
+        for locks in (NoOpLockManager(), other.locks):
+            with pytest.raises(ConflictError, match="locks="):
+                session.turn(**_HOLDS, locks=locks).__enter__()
+            with session.turn(locks=locks, rest=False) as turn:
+                with pytest.raises(ConflictError, match="locks="):
+                    turn.step(estimate_usd=1)
+                with turn.step() as step:
+                    step.end_turn()
+        same = self.make_store().locks
+        with session.turn(**_HOLDS, locks=same, rest=False):
+            assert capped.budgets.status("cap").held_tokens == 5
+
+    def test_usage_has_the_time_of_the_database(
+        self, capped: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before, a_day = now_ms(), 24 * 60 * 60
+        clock = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: clock() - a_day * 1_000_000_000)
+        with session.turn() as turn, turn.step() as step:
+            turn.tokens(model="no-such-model", prompt=3, cost_usd="0.07")
+            step.end_turn()
+        (entry,) = capped.usage.get_entries(session.id)
+        assert abs(entry.timestamp - before) < a_day * 1_000 / 2
+
+    async def test_a_budget_stops_a_loop_in_an_event_loop(self, store: Any, session: Any) -> None:
+        await store.budgets.aset_budget("small", scope="tenant", limit_usd=2)
+        calls = 0
+        async with session.turn(estimate_usd=1) as turn:
+            while turn.is_active:
+                calls += 1
+                turn.tokens(model="no-such-model", prompt=10, cost_usd=1)
+                async with turn.step() as step:
+                    step.say({"role": "assistant", "content": "hello"})
+        assert (calls, turn.stopped_by.name) == (2, "small")
 
     async def test_in_an_event_loop(self, capped: Any, session: Any) -> None:
         async with session.turn(**_HOLDS) as turn, turn.step() as step:

@@ -41,6 +41,14 @@ class BudgetSpendingContract(BudgetTests):
         expected = (Decimal("2.000000000001"), 7)
         assert self.spent_of(budgeted) == dict.fromkeys(("agent_type", "tenant", "tree", "user"), expected)
 
+    def test_an_id_that_occurs_twice_in_one_call_counts_once(self, budgeted: Any) -> None:
+        first, other = spent(usd="2", tokens=3, id="twice"), spent(usd="4", tokens=5, id="once")
+        apart = [spent(usd=None, tokens=0, id=f"between-{number}") for number in range(1_100)]
+        budgeted.usage.record_entries([first, other, first, *apart, {**first, "cost_usd": Decimal(32)}])
+        assert self.spent_of(budgeted) == dict.fromkeys(("agent_type", "tenant", "tree", "user"), (6, 8))
+        # Of copies that differ, the first one is stored.
+        assert budgeted.usage.get_rollup("session").cost_usd == 6
+
     def test_an_entry_counts_for_its_tree_user_agent_type_and_tenant(self, budgeted: Any) -> None:
         budgeted.new_session("child", agent_type="helper", parent_session_id="session")
         budgeted.new_session("other", agent_type="writer", user_id="bob")

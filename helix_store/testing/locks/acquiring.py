@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from asgiref.sync import async_to_sync
 
-from helix_store.core.locks import LockInfo
+from helix_store.core.types import LockInfo
 from helix_store.exceptions import (
     InvalidPayload,
     LockLostError,
     StoreBusy,
 )
-from helix_store.locks.manager import LockManagerBase
+from helix_store.locks import LockManagerBase
 from helix_store.testing.locks.base import LONG, LockTests
 
 __all__ = ["AcquiringContract", "AsyncLockContract"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from helix_store.exceptions import InvalidPayload
-from helix_store.locks.manager import LockManagerBase
-from helix_store.locks.rules import MAX_TTL_MS
+from helix_store.locks import MAX_TTL_MS, LockManagerBase
+from helix_store.testing.cells import table
 from helix_store.testing.locks.base import LockTests
 
 __all__ = ["LockArgumentContract"]
@@ -42,7 +42,7 @@ NO_IDENTIFIERS: list[Any] = [
 
 
 class LockArgumentContract(LockTests):
-    @pytest.mark.parametrize("bad", NO_TTLS, ids=lambda bad: repr(bad)[:20])
+    @table("bad", NO_TTLS)
     def test_a_ttl_is_a_whole_number_of_milliseconds_up_to_seven_days(
         self, locks: LockManagerBase, bad: Any
     ) -> None:
@@ -60,11 +60,11 @@ class LockArgumentContract(LockTests):
         assert [(info.name, info.expires_at) for info in locks.get_active_locks()] == [("held", end)]
         assert self.acquired(locks).fencing_token == 1
 
-    @pytest.mark.parametrize("ttl_ms", [1, MAX_TTL_MS])
+    @table("ttl_ms", [1, MAX_TTL_MS])
     def test_the_shortest_and_the_longest_ttl_are_accepted(self, locks: LockManagerBase, ttl_ms: int) -> None:
         assert self.acquired(locks, ttl_ms=ttl_ms).ttl_ms == ttl_ms
 
-    @pytest.mark.parametrize("bad", NO_IDENTIFIERS, ids=lambda bad: repr(bad)[:20])
+    @table("bad", NO_IDENTIFIERS)
     def test_an_owner_is_an_identifier(self, locks: LockManagerBase, bad: Any) -> None:
         with self.storage_untouched():
             with pytest.raises(InvalidPayload):
@@ -73,7 +73,7 @@ class LockArgumentContract(LockTests):
                 locks.wait_acquire("name", timeout_ms=0, owner=bad)
         assert self.acquired(locks).fencing_token == 1
 
-    @pytest.mark.parametrize("bad", [*NO_IDENTIFIERS, None], ids=lambda bad: repr(bad)[:20])
+    @table("bad", [*NO_IDENTIFIERS, None], shared=True)
     def test_a_name_is_an_identifier(self, locks: LockManagerBase, bad: Any) -> None:
         with self.storage_untouched():
             for call in (
@@ -86,13 +86,13 @@ class LockArgumentContract(LockTests):
                     call()
         assert locks.get_active_locks() == []
 
-    @pytest.mark.parametrize("bad", [-1, 1.0, float("nan"), "1", None, True])
+    @table("bad", [-1, 1.0, float("nan"), "1", None, True], shared=True)
     def test_a_timeout_is_a_whole_number_of_milliseconds(self, locks: LockManagerBase, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             locks.wait_acquire("name", timeout_ms=bad)
         assert not locks.is_locked("name")
 
-    @pytest.mark.parametrize("bad", ["x" * 256, "nul\x00", None, 7])
+    @table("bad", ["x" * 256, "nul\x00", None, 7], shared=True)
     def test_a_tenant_is_an_identifier_or_empty(self, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             self.make_manager(tenant=bad)

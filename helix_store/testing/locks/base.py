@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from helix_store.locks.manager import Lock, LockManagerBase
+from helix_store.locks import Lock, LockManagerBase
 from helix_store.testing.base import SuiteTests
 
 __all__ = ["LONG", "SHORT", "LockTests"]

@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 
 from helix_store.exceptions import LockLostError
-from helix_store.locks.manager import Lock, LockManagerBase
+from helix_store.locks import Lock, LockManagerBase
+from helix_store.testing.cells import table
 from helix_store.testing.locks.base import (
     LONG,
     SHORT,
@@ -95,7 +96,7 @@ class TermContract(LockTests):
         assert locks.is_locked("name")
         assert lock.is_trusted()
 
-    @pytest.mark.parametrize("how", ["released", "taken over", "taken away"])
+    @table("how", ["released", "taken over", "taken away"])
     def test_a_former_holder_cannot_refresh(self, locks: LockManagerBase, how: str) -> None:
         if how == "taken over":
             former = self.expired(locks)
@@ -182,7 +183,7 @@ ENDS: dict[str, Callable[[LockTests, LockManagerBase, Lock], object]] = {
 
 
 class TokenContract(LockTests):
-    @pytest.mark.parametrize("end", ENDS)
+    @table("end", ENDS)
     def test_tokens_grow_however_a_term_ends(self, locks: LockManagerBase, end: str) -> None:
         tokens = []
         for _ in range(5):

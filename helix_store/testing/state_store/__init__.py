@@ -11,6 +11,8 @@ from helix_store.testing.state_store.base import (
 from helix_store.testing.state_store.branching import BranchingContract
 from helix_store.testing.state_store.checkpoints import CheckpointContract
 from helix_store.testing.state_store.deadlines import DeadlineContract
+from helix_store.testing.state_store.decisions import DecisionContract
+from helix_store.testing.state_store.effects import EffectContract
 from helix_store.testing.state_store.errors import ErrorContract
 from helix_store.testing.state_store.identifiers import IdentifierContract
 from helix_store.testing.state_store.interrupts import InterruptContract
@@ -46,6 +48,8 @@ __all__ = [
     "CheckpointContract",
     "CustomStateContract",
     "DeadlineContract",
+    "DecisionContract",
+    "EffectContract",
     "ErrorContract",
     "FencingContract",
     "HeldLock",
@@ -103,6 +107,7 @@ class StateStoreContract(
     ToolCallContract,
     ApprovalContract,
     UsedApprovalContract,
+    DecisionContract,
     OwnershipContract,
     TreeContract,
     DeadlineContract,

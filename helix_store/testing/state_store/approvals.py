@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
@@ -13,13 +15,15 @@ from helix_store.core.contracts import StateStore
 from helix_store.core.types import Submission
 from helix_store.exceptions import InvalidPayload, NotApproved, NotPermitted, NotSupportedOnBackend
 from helix_store.stores import SessionHandle, Step
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded
-from helix_store.testing.state_store.tool_calls import APPROVE, ASK, LONG_AGO, outcomes_of
+from helix_store.testing.state_store.tool_calls import APPROVE, ASK, outcomes_of
 
 __all__ = ["DIGEST", "ApprovalContract", "approve", "ask_approval", "step_of", "use_once", "used_in"]
 
-_PAY: Final = "shop.pay"
+_PAY: Final = "auth.change_user"
+"""A permission that exists in each database of a Django project with users."""
 _TWO: Final = {**APPROVE, "approvals": 2}
 _EDITABLE: Final = {**APPROVE, "editable": True}
 _CHEAPER: Final = {"amount": 6.5}
@@ -32,6 +36,11 @@ class _User:
     pk: int | None = 7
     is_active: bool = True
     permissions: tuple[str, ...] = (_PAY,)
+
+    username: str = "mia"
+
+    def get_username(self) -> str:
+        return self.username
 
     def has_perm(self, perm: str, obj: Any = None) -> bool:
         return perm in self.permissions
@@ -103,22 +112,24 @@ class ApprovalContract(StoreTests):
         assert outcomes_of(approve(store, session_id, digest=_CHEAPER_DIGEST)) == ["changed"]
         assert outcomes_of(approve(store, session_id, digest=DIGEST)) == ["accepted"]
 
-    def test_an_answer_of_an_earlier_version_has_no_actors(self, store: StateStore, session_id: str) -> None:
-        state = loaded(store, session_id)
-        answer = {"approved": True, "reason": None, "submitted_at": LONG_AGO, "actors": ["ann"]}
-        state.pending_client_tool_calls = {"call": {**APPROVE, **answer}}
-        store.save_state(session_id, state)
-        used = use_once(store, session_id)
-        assert (used.input, used.actors) == (APPROVE["input"], [])
-
     # What a call may demand
 
-    @pytest.mark.parametrize(
+    @table(
         "demands",
         [
             {"permission": 1},
             {"permission": ""},
             {"permission": "pay"},
+            {"permission": "shop pay.now"},
+            {"permission": "shop.pay now"},
+            {"permission": "auth..change_user"},
+            {"permision": _PAY},
+            {"approval": 2},
+            {"note": "for us"},
+            {"metadata": ["for us"]},
+            {"deadline": 3600},
+            {"deadline": 3_600_000},
+            {"deadline": datetime(1999, 12, 31, tzinfo=UTC)},
             {"permission": ".pay"},
             {"permission": "shop."},
             {"requester": 7},
@@ -136,6 +147,7 @@ class ApprovalContract(StoreTests):
             {"actors": ["user:1"]},
             {"original_input": 1},
         ],
+        shared=True,
     )
     def test_invalid_demands_are_refused_before_storage_is_used(
         self, store: StateStore, session_id: str, demands: dict[str, Any]
@@ -143,7 +155,64 @@ class ApprovalContract(StoreTests):
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             ask_approval(store, session_id, {**APPROVE, **demands})
 
-    @pytest.mark.parametrize("demand", [{"approvals": 1}, {"editable": False}], ids=repr)
+    @table(
+        ("slip", "words"),
+        [
+            ({"permision": _PAY}, "permision: did you mean permission?"),
+            ({"approval": 2}, "approval: did you mean approvals?"),
+            ({"requestor": "mia"}, "requestor: did you mean requester?"),
+            ({"deadline": 3600}, "pass a timedelta"),
+        ],
+    )
+    def test_a_slip_in_an_approval_names_what_is_meant(
+        self, store: StateStore, session_id: str, slip: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(InvalidPayload, match=re.escape(words)):
+            ask_approval(store, session_id, {**APPROVE, **slip})
+
+    def test_own_data_of_an_approval_is_metadata(self, store: StateStore, session_id: str) -> None:
+        ask_approval(store, session_id, {**APPROVE, "metadata": {"note": ["for us"]}})
+        assert _pending(store, session_id)["metadata"] == {"note": ["for us"]}
+        store.add_pending_tool_calls(session_id, {"asks": {**ASK, "note": "for us", "deadline": 3600}})
+        assert loaded(store, session_id).pending_client_tool_calls["asks"]["note"] == "for us"
+
+    def test_a_step_asks_for_an_approval(self, store: StateStore, session_id: str) -> None:
+        with step_of(store, session_id) as step:
+            step.ask_approval("call", "pay", {"amount": 7.0})
+            step.ask_approval(
+                "whole",
+                "pay",
+                7,
+                permission=_PAY,
+                requester=_User(),
+                approvals=2,
+                editable=True,
+                deadline=timedelta(days=7),
+                on_expiry="fail",
+                metadata={"note": 1},
+            )
+            with pytest.raises(InvalidPayload):
+                step.ask_approval("invalid", "pay", 7, approvals=0)
+        calls = loaded(store, session_id).pending_client_tool_calls
+        assert calls.keys() == {"call", "whole"}
+        assert calls["call"]["digest"] == DIGEST
+        assert {name: calls["call"].get(name) for name in ("approval_id", "deadline", "on_expiry")} == {
+            "approval_id": "call",
+            "deadline": None,
+            "on_expiry": None,
+        }
+        expected = {
+            "permission": _PAY,
+            "requester": "user:7",
+            "approvals": 2,
+            "editable": True,
+            "on_expiry": "fail",
+            "metadata": {"note": 1},
+        }
+        assert {name: calls["whole"][name] for name in expected} == expected
+        assert calls["whole"]["deadline"] == calls["whole"]["requested_at"] + 7 * 24 * 3_600_000
+
+    @table("demand", [{"approvals": 1}, {"editable": False}], shared=True)
     def test_only_an_approval_has_a_number_and_can_be_edited(
         self, store: StateStore, session_id: str, demand: dict[str, Any]
     ) -> None:
@@ -152,7 +221,7 @@ class ApprovalContract(StoreTests):
 
     # Who answers
 
-    @pytest.mark.parametrize("actor", ["", "user:1", "x" * 256, 7], ids=repr)
+    @table("actor", ["", "user:1", "x" * 256, 7])
     def test_an_invalid_actor_is_refused_before_storage_is_used(
         self, store: StateStore, session_id: str, actor: Any
     ) -> None:
@@ -182,7 +251,7 @@ class ApprovalContract(StoreTests):
         ]
         assert loaded(store, session_id).completed_client_tool_calls == taken
 
-    @pytest.mark.parametrize(
+    @table(
         "actor",
         [
             None,
@@ -191,9 +260,8 @@ class ApprovalContract(StoreTests):
             _User(is_active=False),
             _User(None, is_active=False, permissions=()),
         ],
-        ids=repr,
     )
-    @pytest.mark.parametrize("call", [{**APPROVE, "permission": _PAY}, {**ASK, "permission": _PAY}])
+    @table("call", [{**APPROVE, "permission": _PAY}, {**ASK, "permission": _PAY}])
     def test_a_call_with_a_permission_needs_an_active_user_who_has_it(
         self, store: StateStore, session_id: str, call: dict[str, Any], actor: Any
     ) -> None:
@@ -210,9 +278,19 @@ class ApprovalContract(StoreTests):
         accepted = store.submit_tool_result(session_id, "call", actor=_User(), **given)
         assert outcomes_of(accepted) == ["accepted"]
 
-    @pytest.mark.parametrize(("requester", "actor"), [("ann", "ann"), ("ann", None), ("user:7", _User())])
+    @table(
+        ("requester", "actor"),
+        [
+            ("ann", "ann"),
+            ("ann", None),
+            ("user:7", _User()),
+            ("7", _User()),
+            ("mia", _User()),
+            (_User(), _User()),
+        ],
+    )
     def test_a_requester_does_not_answer(
-        self, store: StateStore, session_id: str, requester: str, actor: Any
+        self, store: StateStore, session_id: str, requester: Any, actor: Any
     ) -> None:
         ask_approval(store, session_id, {**APPROVE, "requester": requester})
         before = contents(store, session_id)
@@ -252,7 +330,7 @@ class ApprovalContract(StoreTests):
         approve(store, session_id, input=None)
         assert use_once(store, session_id).input is None
 
-    @pytest.mark.parametrize(
+    @table(
         ("call", "answer"),
         [
             (APPROVE, {"input": _CHEAPER}),
@@ -304,7 +382,7 @@ class ApprovalContract(StoreTests):
         assert outcomes_of(approve(store, session_id, actor="bob")) == ["already_completed"]
         assert store.take_tool_results(session_id)["call"]["actors"] == ["ann"]
 
-    @pytest.mark.parametrize("answer", [{}, {"approved": False}, {"approved": None, "error": 1}])
+    @table("answer", [{}, {"approved": False}, {"approved": None, "error": 1}])
     def test_an_answer_to_a_call_for_several_approvals_has_an_actor(
         self, store: StateStore, session_id: str, answer: dict[str, Any]
     ) -> None:

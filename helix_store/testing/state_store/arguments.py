@@ -13,10 +13,10 @@ from helix_store.core.types import (
     StepInfo,
 )
 from helix_store.exceptions import InvalidPayload
-from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
 from helix_store.testing.state_store.samples import (
     contents,
-    full_session,
     loaded,
     message,
     step,
@@ -60,16 +60,10 @@ BAD_FIELDS: list[tuple[str, Any]] = [
 
 
 class ArgumentContract(StoreTests):
-    @pytest.fixture
-    def stored(self, store: StateStore) -> StateStore:
-        full_session(store, "session")
-        return store
-
-    @pytest.mark.parametrize(("field", "bad"), BAD_FIELDS)
+    @table(("field", "bad"), BAD_FIELDS, shared=True)
     def test_a_field_that_cannot_be_stored_keeps_the_whole_state_out(
-        self, stored: StateStore, field: str, bad: Any
+        self, stored: StateStore, before: Contents, field: str, bad: Any
     ) -> None:
-        before = contents(stored, "session")
         state = loaded(stored, "session")
         setattr(state, field, bad)
         with self.storage_untouched(), pytest.raises(InvalidPayload):
@@ -78,7 +72,7 @@ class ArgumentContract(StoreTests):
             stored.save_state_and_promote_staging("session", state, [message("lost")], step(3))
         assert contents(stored, "session") == before
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [
             {"tags": "text"},
@@ -92,6 +86,7 @@ class ArgumentContract(StoreTests):
             {"expires_at": 1_700_000_000},
             {"expires_at": 1.9e12},
         ],
+        shared=True,
     )
     def test_a_session_that_cannot_be_stored_is_not_created(
         self, store: StateStore, bad: dict[str, Any]
@@ -100,16 +95,15 @@ class ArgumentContract(StoreTests):
             store.create_session("session", agent_type="agent", **bad)
         assert not store.session_exists("session")
 
-    @pytest.mark.parametrize("bad", [None, {}, {"session_id": "session", "agent_type": "agent"}, "state"])
-    def test_a_state_is_a_session_state(self, stored: StateStore, bad: Any) -> None:
-        before = contents(stored, "session")
+    @table("bad", [None, {}, {"session_id": "session", "agent_type": "agent"}, "state"], shared=True)
+    def test_a_state_is_a_session_state(self, stored: StateStore, before: Contents, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             stored.save_state("session", bad)
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             stored.save_state_and_promote_staging("session", bad, [], step(3))
         assert contents(stored, "session") == before
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [
             StepInfo(step_id="step-3", step_count=-1),
@@ -119,17 +113,16 @@ class ArgumentContract(StoreTests):
             "step-3",
             None,
         ],
+        shared=True,
     )
-    def test_a_step_says_which_one_it_is(self, stored: StateStore, bad: Any) -> None:
-        before = contents(stored, "session")
+    def test_a_step_says_which_one_it_is(self, stored: StateStore, before: Contents, bad: Any) -> None:
         state = loaded(stored, "session")
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             stored.save_state_and_promote_staging("session", state, [], bad)
         assert contents(stored, "session") == before
 
-    @pytest.mark.parametrize("bad", ["asleep", "", None, 7, ["paused"]])
-    def test_a_status_is_one_of_the_six(self, stored: StateStore, bad: Any) -> None:
-        before = contents(stored, "session")
+    @table("bad", ["asleep", "", None, 7, ["paused"]], shared=True)
+    def test_a_status_is_one_of_the_six(self, stored: StateStore, before: Contents, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             stored.update_status("session", bad)
         with self.storage_untouched(), pytest.raises(InvalidPayload):
@@ -138,23 +131,23 @@ class ArgumentContract(StoreTests):
             stored.compare_and_set_status("session", ["active", bad], "paused")
         assert contents(stored, "session") == before
 
-    @pytest.mark.parametrize("bad", ["active", b"active", None, 7, {"active": 1}])
+    @table("bad", ["active", b"active", None, 7, {"active": 1}], shared=True)
     def test_what_is_expected_is_a_collection_of_statuses(self, stored: StateStore, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             stored.compare_and_set_status("session", bad, "paused")
 
-    @pytest.mark.parametrize("bad", [None, [], "text", [("a", 1)]])
-    def test_changes_to_merge_are_an_object(self, stored: StateStore, bad: Any) -> None:
-        before = contents(stored, "session")
+    @table("bad", [None, [], "text", [("a", 1)]], shared=True)
+    def test_changes_to_merge_are_an_object(self, stored: StateStore, before: Contents, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             stored.merge_custom_state("session", bad)
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             stored.merge_custom_state("session", {"a": [1]}, array_replacements="a")
         assert contents(stored, "session") == before
 
-    @pytest.mark.parametrize("bad", ["1", 1.0, True, -1])
-    def test_a_version_and_a_token_are_whole_numbers(self, stored: StateStore, bad: Any) -> None:
-        before = contents(stored, "session")
+    @table("bad", ["1", 1.0, True, -1], shared=True)
+    def test_a_version_and_a_token_are_whole_numbers(
+        self, stored: StateStore, before: Contents, bad: Any
+    ) -> None:
         state = SessionState(session_id="session", agent_type="agent")
         oldest = stored.list_checkpoints("session").items[-1].checkpoint_id
         for guard in ({"expected_version": bad}, {"fencing_token": bad}):
@@ -172,9 +165,10 @@ class ArgumentContract(StoreTests):
                     write()
         assert contents(stored, "session") == before
 
-    @pytest.mark.parametrize("bad", [-1, 1.0, "1", None, True])
-    def test_a_run_starts_at_a_whole_number_of_the_stream(self, stored: StateStore, bad: Any) -> None:
-        before = contents(stored, "session")
+    @table("bad", [-1, 1.0, "1", None, True], shared=True)
+    def test_a_run_starts_at_a_whole_number_of_the_stream(
+        self, stored: StateStore, before: Contents, bad: Any
+    ) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             stored.start_run("session", start_sequence=bad, supersede=True)
         assert contents(stored, "session") == before

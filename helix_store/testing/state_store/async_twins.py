@@ -17,6 +17,7 @@ from helix_store.core.contracts import (
 )
 from helix_store.core.types import StagedChanges, SubSessionRef
 from helix_store.exceptions import SessionNotFound, StaleStateError
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.calls import (
     CALLS,
@@ -53,7 +54,7 @@ async def _all_of(iterator: Any) -> list[Any]:
 
 
 class AsyncTwinContract(StoreTests):
-    @pytest.mark.parametrize("call", CALLS, ids=str)
+    @table("call", CALLS)
     def test_a_twin_does_what_its_method_does(self, call: Call) -> None:
         """Call a method for one tenant and its twin for another one, after the same history for both."""
         plain, twins = self.make_store(tenant="plain"), self.make_store(tenant="twins")
@@ -70,7 +71,7 @@ class AsyncTwinContract(StoreTests):
             assert repr(second) == repr(first)
             assert twins.get_messages("session") == plain.get_messages("session")
 
-    @pytest.mark.parametrize("call", CALLS, ids=str)
+    @table("call", CALLS, shared=True)
     def test_a_twin_answers_for_an_unknown_session_as_its_method_does(
         self, store: StateStore, call: Call
     ) -> None:
@@ -142,7 +143,7 @@ class SignatureContract(StoreTests):
     def test_the_store_is_accepted_where_a_state_store_is_needed(self, store: StateStore) -> None:
         require_state_store(store)
 
-    @pytest.mark.parametrize("name", SYNCHRONOUS)
+    @table("name", SYNCHRONOUS, shared=True)
     def test_a_method_takes_the_arguments_of_the_contract(self, store: StateStore, name: str) -> None:
         """Check the parameters. A store may have additional ones if they are optional."""
         required = dict(inspect.signature(getattr(StateStore, name)).parameters)
@@ -155,12 +156,12 @@ class SignatureContract(StoreTests):
         for extra in offered.keys() - required.keys():
             assert offered[extra].default is not inspect.Parameter.empty, f"{name}() must not require {extra}"
 
-    @pytest.mark.parametrize("name", SYNCHRONOUS)
+    @table("name", SYNCHRONOUS, shared=True)
     def test_a_method_and_its_async_twin_take_the_same_arguments(self, store: StateStore, name: str) -> None:
         method, twin = getattr(store, name), getattr(store, f"a{name}")
         assert inspect.signature(twin).parameters == inspect.signature(method).parameters
 
-    @pytest.mark.parametrize("name", SYNCHRONOUS)
+    @table("name", SYNCHRONOUS, shared=True)
     def test_a_twin_is_asynchronous_and_its_method_is_not(self, store: StateStore, name: str) -> None:
         twin = getattr(store, f"a{name}")
         assert inspect.iscoroutinefunction(twin) or inspect.isasyncgenfunction(twin)

@@ -12,10 +12,14 @@ from helix_store.core.contracts import StateStore
 from helix_store.core.limits import Limits
 from helix_store.exceptions import HelixStoreError
 from helix_store.testing.base import SuiteTests
+from helix_store.testing.state_store.samples import contents, full_session
 
-__all__ = ["HeldLock", "LockManager", "StoreTests"]
+__all__ = ["Contents", "HeldLock", "LockManager", "StoreTests"]
 
 T = TypeVar("T")
+
+Contents = dict[str, str]
+"""What `contents` returns."""
 
 
 class HeldLock(Protocol):
@@ -52,6 +56,17 @@ class StoreTests(SuiteTests):
     def session_id(self, store: StateStore) -> str:
         """Create an empty session and return its id."""
         return store.create_session(agent_type="agent").session_id
+
+    @pytest.fixture
+    def stored(self, store: StateStore) -> StateStore:
+        """Return the store with a session ``session`` that has every kind of data."""
+        full_session(store, "session")
+        return store
+
+    @pytest.fixture
+    def before(self, stored: StateStore) -> Contents:
+        """Return what is stored for the session of `stored`, before the test."""
+        return contents(stored, "session")
 
     def at_once(self, *calls: Callable[[], T]) -> list[T | HelixStoreError]:  # type: ignore[override]
         """Make calls at the same time, each in its own thread, and return results or errors in order."""

@@ -19,6 +19,7 @@ from helix_store.exceptions import (
     InvalidQuery,
     SessionExists,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     FIELD_VALUES,
@@ -78,9 +79,7 @@ class BranchingContract(StoreTests):
         assert (branch.custom_state, branch.message_count) == ({"a": 1}, 3)
         assert store.get_messages(branch.session_id).messages == messages(3)
 
-    @pytest.mark.parametrize(
-        ("index", "step"), [(0, "now"), (1, "now"), (2, 1), (3, 1), (4, 2), (6, 3), (7, 3)]
-    )
+    @table(("index", "step"), [(0, "now"), (1, "now"), (2, 1), (3, 1), (4, 2), (6, 3), (7, 3)], shared=True)
     def test_a_branch_from_a_message_has_the_newest_state_within_it(
         self, store: StateStore, source: list[str], index: int, step: int | str
     ) -> None:
@@ -95,7 +94,7 @@ class BranchingContract(StoreTests):
             store.branch_session("source", source[0], message_index=1, new_session_id="branch")
         assert not store.session_exists("branch")
 
-    @pytest.mark.parametrize("index", [8, 10**9, -1, 1.0, "1", True])
+    @table("index", [8, 10**9, -1, 1.0, "1", True], shared=True)
     def test_a_message_that_is_not_there_is_refused(
         self, store: StateStore, source: list[str], index: Any
     ) -> None:
@@ -130,7 +129,7 @@ class BranchingContract(StoreTests):
                 store.branch_session("source", new_session_id=taken)
         assert contents(store, "taken") == before
 
-    @pytest.mark.parametrize("name", ["", "\x00", "x" * 256, 7])
+    @table("name", ["", "\x00", "x" * 256, 7], shared=True)
     def test_what_is_no_id_is_refused(self, store: StateStore, source: list[str], name: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             store.branch_session("source", new_session_id=name)

@@ -14,6 +14,7 @@ from helix_store.exceptions import (
     InvalidPayload,
     InvalidQuery,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     commit_step,
@@ -99,7 +100,7 @@ class CheckpointContract(StoreTests):
         checkpoint.state.custom_state["changed"] = True
         assert contents(store, session_id) == before
 
-    @pytest.mark.parametrize("checkpoint_id", ["", None, 7, "a\x00", "\ud800"])
+    @table("checkpoint_id", ["", None, 7, "a\x00", "\ud800"])
     def test_what_is_no_checkpoint_id_is_refused(
         self, store: StateStore, session_id: str, checkpoint_id: Any
     ) -> None:
@@ -149,7 +150,7 @@ class CheckpointContract(StoreTests):
         assert (rest.total, rest.next_cursor) == (21, None)
         assert len(store.list_checkpoints(session_id, limit=10**6).items) == 21
 
-    @pytest.mark.parametrize("limit", [1, 2, 5])
+    @table("limit", [1, 2, 5])
     def test_pages_stay_the_same_while_new_checkpoints_are_written(
         self, store: StateStore, session_id: str, limit: int
     ) -> None:
@@ -162,7 +163,7 @@ class CheckpointContract(StoreTests):
             walked += [head.checkpoint_id for head in page.items]
         assert walked == _newest_first(commits)
 
-    @pytest.mark.parametrize("limit", [0, -1, 1.5, "2", None, True])
+    @table("limit", [0, -1, 1.5, "2", None, True], shared=True)
     def test_a_limit_that_makes_no_sense_is_refused(
         self, store: StateStore, session_id: str, limit: Any
     ) -> None:
@@ -212,7 +213,7 @@ class CheckpointContract(StoreTests):
         commits = _steps(store, session_id, 2)
         assert _ids(store, session_id) == _newest_first(commits)
 
-    @pytest.mark.parametrize("keep", [0, 1, 3, 5, 6, 10**9])
+    @table("keep", [0, 1, 3, 5, 6, 10**9])
     def test_pruning_keeps_exactly_the_newest(self, store: StateStore, session_id: str, keep: int) -> None:
         commits = _steps(store, session_id, 5)
         before = contents(store, session_id)
@@ -230,7 +231,7 @@ class CheckpointContract(StoreTests):
         after = contents(store, session_id)
         assert (after["state"], after["messages"]) == (before["state"], before["messages"])
 
-    @pytest.mark.parametrize("keep", [-1, 1.0, "1", None, True])
+    @table("keep", [-1, 1.0, "1", None, True])
     def test_pruning_keeps_a_whole_number(self, store: StateStore, session_id: str, keep: Any) -> None:
         _steps(store, session_id, 2)
         with self.storage_untouched(), pytest.raises(InvalidQuery):

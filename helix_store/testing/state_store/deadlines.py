@@ -10,7 +10,8 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import PendingToolCall
 from helix_store.exceptions import InvalidQuery
-from helix_store.sessions.approvals import default_answer
+from helix_store.sessions.tool_calls import default_answer
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.tool_calls import (
     APPROVE,
@@ -82,7 +83,7 @@ class DeadlineContract(StoreTests):
         assert ours.find_expired_pending() == []
         assert len(theirs.find_expired_pending()) == 1
 
-    @pytest.mark.parametrize(
+    @table(
         ("call", "answer"),
         [
             ({**ASK, "on_expiry": {"result": None}}, {"result": None}),

@@ -20,6 +20,7 @@ from helix_store.exceptions import (
     SessionExists,
     SessionNotFound,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.tool_calls import ASK
 
@@ -105,7 +106,7 @@ NAMED: Final[dict[str, tuple[type[HelixStoreError], str, Call]]] = {
 
 
 class ErrorContract(StoreTests):
-    @pytest.mark.parametrize("path", REFUSED_VALUES)
+    @table("path", REFUSED_VALUES)
     def test_a_refused_value_has_a_json_pointer(self, store: StateStore, path: str) -> None:
         store.create_session("session", agent_type="agent")
         with self.storage_untouched(), pytest.raises(InvalidPayload) as caught:
@@ -113,14 +114,14 @@ class ErrorContract(StoreTests):
         assert caught.value.path == path
         assert path in str(caught.value)
 
-    @pytest.mark.parametrize("path", REFUSED_QUERIES)
+    @table("path", REFUSED_QUERIES)
     def test_a_refused_query_has_a_json_pointer(self, store: StateStore, path: str) -> None:
         store.create_session("session", agent_type="agent")
         with pytest.raises(InvalidQuery) as caught:
             REFUSED_QUERIES[path](store)
         assert caught.value.path == path
 
-    @pytest.mark.parametrize("what", NAMED)
+    @table("what", NAMED)
     def test_an_error_about_an_id_names_it_cut_in_the_text_and_whole_beside_it(
         self, store: StateStore, what: str
     ) -> None:

@@ -17,7 +17,8 @@ from helix_store.core.types import (
     SubSessionRef,
 )
 from helix_store.exceptions import InvalidPayload, NotFoundError
-from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
 from helix_store.testing.state_store.calls import CALLS, Call
 from helix_store.testing.state_store.samples import (
     contents,
@@ -103,7 +104,7 @@ ARGUMENTS: dict[str, Callable[[StateStore, Any], Any]] = {
 
 
 class IdentifierContract(StoreTests):
-    @pytest.mark.parametrize("user_id", [42, -1, UUID(int=7)], ids=repr)
+    @table("user_id", [42, -1, UUID(int=7)])
     def test_the_primary_key_of_a_user_is_stored_as_text(
         self, store: StateStore, user_id: int | UUID
     ) -> None:
@@ -125,29 +126,27 @@ class IdentifierContract(StoreTests):
             with self.storage_untouched(), pytest.raises(InvalidPayload):
                 store.list_sessions(user_id=bad)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("call", CALLS, ids=str)
-    def test_no_method_takes_a_bad_session_id(self, store: StateStore, call: Call) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
+    @table("call", CALLS, shared=True)
+    def test_no_method_takes_a_bad_session_id(self, stored: StateStore, before: Contents, call: Call) -> None:
         for bad in (*NO_IDENTIFIERS, None):
             with self.storage_untouched(), pytest.raises(InvalidPayload):
-                call.invoke(store, bad)
-        assert contents(store, "session") == before
-        assert store.list_sessions().total == 1
+                call.invoke(stored, bad)
+        assert contents(stored, "session") == before
+        assert stored.list_sessions().total == 1
 
-    @pytest.mark.parametrize("argument", ARGUMENTS)
-    def test_no_other_argument_takes_a_bad_identifier(self, store: StateStore, argument: str) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
+    @table("argument", ARGUMENTS, shared=True)
+    def test_no_other_argument_takes_a_bad_identifier(
+        self, stored: StateStore, before: Contents, argument: str
+    ) -> None:
         for bad in NO_IDENTIFIERS:
             if argument.endswith("user_id") and type(bad) is int:
                 continue
             with self.storage_untouched(), pytest.raises(InvalidPayload):
-                ARGUMENTS[argument](store, bad)
-        assert contents(store, "session") == before
-        assert store.list_sessions().total == 1
+                ARGUMENTS[argument](stored, bad)
+        assert contents(stored, "session") == before
+        assert stored.list_sessions().total == 1
 
-    @pytest.mark.parametrize("argument", [name for name in ARGUMENTS if not name.startswith("create ")])
+    @table("argument", [name for name in ARGUMENTS if not name.startswith("create ")])
     def test_an_identifier_of_255_characters_is_taken_or_merely_unknown(
         self, store: StateStore, argument: str
     ) -> None:

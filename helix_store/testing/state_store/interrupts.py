@@ -10,8 +10,9 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import InterruptKind, InterruptRequest, RunStatus
 from helix_store.exceptions import ConflictError, InvalidPayload, RunNotFound
-from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import contents, full_session
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
+from helix_store.testing.state_store.samples import contents
 
 __all__ = ["InterruptContract"]
 
@@ -62,9 +63,9 @@ class InterruptContract(StoreTests):
         assert store.check_interrupt(session_id, run_id="run-2") is not None
         assert store.check_interrupt(session_id, run_id="run-1") is None
 
-    @pytest.mark.parametrize("end", ENDS)
-    @pytest.mark.parametrize("kind", InterruptKind)
-    @pytest.mark.parametrize("next_run", [False, True])
+    @table("end", ENDS)
+    @table("kind", InterruptKind)
+    @table("next_run", [False, True])
     def test_a_request_for_a_run_that_has_ended_is_refused(
         self, store: StateStore, session_id: str, end: str, kind: InterruptKind, next_run: bool
     ) -> None:
@@ -79,7 +80,7 @@ class InterruptContract(StoreTests):
         assert store.check_interrupt(session_id) is None
         assert store.clear_interrupt(session_id) is False
 
-    @pytest.mark.parametrize("end", ENDS)
+    @table("end", ENDS)
     def test_a_request_is_stale_from_the_end_of_its_run_on(
         self, store: StateStore, session_id: str, end: str
     ) -> None:
@@ -90,7 +91,7 @@ class InterruptContract(StoreTests):
             assert store.check_interrupt(session_id, run_id=run_id) is None
         assert store.clear_interrupt(session_id) is False
 
-    @pytest.mark.parametrize("end", ENDS)
+    @table("end", ENDS)
     def test_a_stale_abort_does_not_stand_in_the_way_of_a_new_request(
         self, store: StateStore, session_id: str, end: str
     ) -> None:
@@ -198,7 +199,7 @@ class InterruptContract(StoreTests):
         store.clear_interrupt(session_id)
         assert repr(store.load_state(session_id)) == before
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [
             {"kind": "pause"},
@@ -209,13 +210,14 @@ class InterruptContract(StoreTests):
             {"run_id": ""},
             {"run_id": 7},
         ],
+        shared=True,
     )
-    def test_a_request_that_cannot_be_stored_is_refused(self, store: StateStore, bad: dict[str, Any]) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
+    def test_a_request_that_cannot_be_stored_is_refused(
+        self, stored: StateStore, before: Contents, bad: dict[str, Any]
+    ) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
-            store.request_interrupt("session", **bad)
-        assert contents(store, "session") == before
+            stored.request_interrupt("session", **bad)
+        assert contents(stored, "session") == before
 
     def test_requests_made_at_once_leave_one_and_an_abort_among_them_wins(
         self, store: StateStore, session_id: str

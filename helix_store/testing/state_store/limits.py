@@ -11,7 +11,8 @@ from helix_store.core.contracts import StateStore
 from helix_store.core.limits import MAX_METADATA_BYTES, MAX_REASON_BYTES, Limits
 from helix_store.core.types import SessionState, SessionStatus
 from helix_store.exceptions import LimitExceeded
-from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
 from helix_store.testing.state_store.samples import (
     contents,
     full_session,
@@ -103,21 +104,17 @@ def _save(store: StateStore, **fields: Any) -> Any:
 
 
 class LimitContract(StoreTests):
-    @pytest.mark.parametrize("write", _SIZED)
+    @table("write", _SIZED, shared=True)
     def test_a_long_text_in_a_column_is_refused_and_stores_nothing(
-        self, store: StateStore, write: str
+        self, stored: StateStore, before: Contents, write: str
     ) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
         with self.storage_untouched(), pytest.raises(LimitExceeded):
-            _SIZED[write](store, "x" * 100_000)
-        assert contents(store, "session") == before
-        assert not store.session_exists("new")
+            _SIZED[write](stored, "x" * 100_000)
+        assert contents(stored, "session") == before
+        assert not stored.session_exists("new")
 
-    @pytest.mark.parametrize("call", _FAILING)
-    @pytest.mark.parametrize(
-        "reason", ["x" * 1_000_000, "🙂" * 100_000, "nul \x00", "low \ude00", "€" * 2_731]
-    )
+    @table("call", _FAILING)
+    @table("reason", ["x" * 1_000_000, "🙂" * 100_000, "nul \x00", "low \ude00", "€" * 2_731])
     def test_failing_a_session_succeeds_whatever_the_reason_is(
         self, store: StateStore, call: str, reason: str
     ) -> None:
@@ -142,22 +139,22 @@ class LimitContract(StoreTests):
         full_session(store, "session")
         return store
 
-    @pytest.mark.parametrize("write", TOO_LARGE)
-    @pytest.mark.parametrize("character", ["x", "ł", "🙂", "\x00"])
+    @table("write", TOO_LARGE, shared=True)
     def test_a_write_over_the_limit_is_refused_and_stores_nothing(
-        self, small: StateStore, write: str, character: str
+        self, small: StateStore, write: str
     ) -> None:
         limit, invoke = TOO_LARGE[write]
         before = contents(small, "session")
-        too_large = character * (limit // len(character.encode()) + 1)
-        with self.storage_untouched(), pytest.raises(LimitExceeded) as caught:
-            invoke(small, too_large)
-        assert caught.value.limit == limit
-        assert caught.value.actual > limit
+        for character in ("x", "ł", "🙂", "\x00"):
+            too_large = character * (limit // len(character.encode()) + 1)
+            with self.storage_untouched(), pytest.raises(LimitExceeded) as caught:
+                invoke(small, too_large)
+            assert caught.value.limit == limit, character
+            assert caught.value.actual > limit, character
         assert contents(small, "session") == before
         assert not small.session_exists("new")
 
-    @pytest.mark.parametrize("write", TOO_LARGE)
+    @table("write", TOO_LARGE)
     def test_a_write_within_the_limit_is_taken(self, small: StateStore, write: str) -> None:
         limit, invoke = TOO_LARGE[write]
         before = contents(small, "session")
@@ -165,7 +162,7 @@ class LimitContract(StoreTests):
         assert contents(small, "session") != before or small.session_exists("new")
 
     def test_a_small_graph_that_stands_for_a_huge_text_is_refused(self, store: StateStore) -> None:
-        value: Any = "lol"
+        value: Any = "lol" * 30_000
         for _ in range(100):
             value = [value, value]
         with self.storage_untouched(), pytest.raises(LimitExceeded):
@@ -181,7 +178,7 @@ class LimitContract(StoreTests):
         assert caught.value.limit == 4_000
         assert contents(small, "session") == before
 
-    @pytest.mark.parametrize(
+    @table(
         "changes",
         [
             {"merge_changes": {"list": ["x" * 1_500]}},
@@ -231,8 +228,7 @@ class LimitContract(StoreTests):
             store.promote_staging(session_id, "step-1")
         assert contents(store, session_id) == before
 
-    @pytest.mark.parametrize("field", ["custom_state", "output"])
-    @pytest.mark.parametrize("text", ["x", "\ud83d\ude00"])
+    @table(("field", "text"), [("custom_state", "x"), ("output", "\ud83d\ude00")])
     def test_a_larger_limit_holds_for_every_field_of_a_state(self, field: str, text: str) -> None:
         store = self.make_store(limits=Limits(max_state_bytes=64 * 2**20))
         store.create_session("session", agent_type="agent")

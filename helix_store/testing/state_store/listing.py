@@ -15,6 +15,7 @@ from helix_store.core.types import (
     SessionStatus,
 )
 from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     commit_step,
@@ -42,7 +43,7 @@ class ListingContract(StoreTests):
         store.update_status("child", "completed")
         return store
 
-    @pytest.mark.parametrize(
+    @table(
         ("filters", "expected"),
         [
             ({}, {"plain", "alice", "bob", "child", "grandchild"}),
@@ -76,6 +77,7 @@ class ListingContract(StoreTests):
             ({"agent_type": "coder", "status": "paused", "user_id": "bob", "tags": ["x"]}, {"bob"}),
             ({"agent_type": "coder", "user_id": "alice"}, set()),
         ],
+        shared=True,
     )
     def test_filters_are_exact_and_all_of_them_must_hold(
         self, listed: StateStore, filters: dict[str, Any], expected: set[str]
@@ -85,9 +87,7 @@ class ListingContract(StoreTests):
         assert len(page.sessions) == page.total == len(expected)
         assert page.has_more is False
 
-    @pytest.mark.parametrize(
-        "tag", ["50%", "a_b", "it's", 'say "hi"', "a\\b", "[1]", "ł🚂", "", "null", "$.x"]
-    )
+    @table("tag", ["50%", "a_b", "it's", 'say "hi"', "a\\b", "[1]", "ł🚂", "", "null", "$.x"])
     def test_any_text_is_a_tag_and_a_metadata_key_and_value(self, store: StateStore, tag: str) -> None:
         store.create_session("tagged", agent_type="agent", tags=["first", tag], metadata={tag: tag})
         store.create_session(
@@ -171,7 +171,7 @@ class ListingContract(StoreTests):
         assert _ids(store, order_by="created_at") == ["c", "b", "a"]
         assert _ids(store, order_by="created_at", direction="asc") == ["a", "b", "c"]
 
-    @pytest.mark.parametrize(
+    @table(
         "query",
         [
             {"order_by": "version"},
@@ -191,12 +191,13 @@ class ListingContract(StoreTests):
             {"created_to": "2026-01-01"},
             {"created_from": 1_700_000_000},
         ],
+        shared=True,
     )
     def test_a_query_that_makes_no_sense_is_refused(self, store: StateStore, query: dict[str, Any]) -> None:
         with self.storage_untouched(), pytest.raises(InvalidQuery):
             store.list_sessions(**query)
 
-    @pytest.mark.parametrize(
+    @table(
         "query",
         [
             {"agent_type": ""},
@@ -214,6 +215,7 @@ class ListingContract(StoreTests):
             {"metadata": {"\ud800": "v"}},
             {"metadata": {"k": "\x00"}},
         ],
+        shared=True,
     )
     def test_a_filter_for_what_cannot_be_stored_is_refused(
         self, store: StateStore, query: dict[str, Any]

@@ -12,6 +12,7 @@ from helix_store.exceptions import (
     InvalidQuery,
     StaleStateError,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     commit_step,
@@ -65,9 +66,10 @@ class MessageContract(StoreTests):
             store.append_messages(session_id, [message("good"), {"role": "user", "content": float("nan")}])
         assert contents(store, session_id) == before
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [{}, {"content": "no role"}, {"role": None}, {"role": 7}, "text", None, ["role"], [("role", "user")]],
+        shared=True,
     )
     def test_a_message_is_an_object_with_a_role(self, store: StateStore, session_id: str, bad: Any) -> None:
         before = contents(store, session_id)
@@ -75,7 +77,7 @@ class MessageContract(StoreTests):
             store.append_messages(session_id, [bad])
         assert contents(store, session_id) == before
 
-    @pytest.mark.parametrize("bad", [message("alone"), "text", None, 7])
+    @table("bad", [message("alone"), "text", None, 7], shared=True)
     def test_messages_are_a_list(self, store: StateStore, session_id: str, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             store.append_messages(session_id, bad)
@@ -106,7 +108,7 @@ class MessageContract(StoreTests):
 
     # Reading
 
-    @pytest.mark.parametrize(
+    @table(
         ("query", "expected", "has_more"),
         [
             ({}, [1, 2, 3, 4, 5], False),
@@ -138,7 +140,7 @@ class MessageContract(StoreTests):
         assert store.get_messages(session_id).messages == messages(450)
         assert len(store.get_messages(session_id, limit=450).messages) == 450
 
-    @pytest.mark.parametrize(
+    @table(
         "query",
         [
             {"offset": -1},
@@ -149,6 +151,7 @@ class MessageContract(StoreTests):
             {"limit": True},
             {"order": "newest"},
         ],
+        shared=True,
     )
     def test_a_page_of_messages_that_makes_no_sense_is_refused(
         self, store: StateStore, session_id: str, query: dict[str, Any]
@@ -176,7 +179,7 @@ class MessageContract(StoreTests):
         next(iter(store.iter_messages(session_id)))["content"].append(3)
         assert store.get_messages(session_id).messages == [{"role": "user", "content": [1]}]
 
-    @pytest.mark.parametrize("chunk_size", [1, 2, 5, 6, 500])
+    @table("chunk_size", [1, 2, 5, 6, 500])
     def test_iterating_yields_every_message_in_order(
         self, store: StateStore, session_id: str, chunk_size: int
     ) -> None:
@@ -187,7 +190,7 @@ class MessageContract(StoreTests):
     def test_iterating_an_empty_history_yields_nothing(self, store: StateStore, session_id: str) -> None:
         assert list(store.iter_messages(session_id)) == []
 
-    @pytest.mark.parametrize("chunk_size", [0, -1, 1.5, None])
+    @table("chunk_size", [0, -1, 1.5, None], shared=True)
     def test_a_chunk_holds_at_least_one_message(
         self, store: StateStore, session_id: str, chunk_size: Any
     ) -> None:
@@ -201,7 +204,7 @@ class MessageContract(StoreTests):
 
     # Truncating
 
-    @pytest.mark.parametrize("keep", [0, 1, 4])
+    @table("keep", [0, 1, 4])
     def test_a_truncation_keeps_the_first_messages(
         self, store: StateStore, session_id: str, keep: int
     ) -> None:
@@ -211,7 +214,7 @@ class MessageContract(StoreTests):
         state = loaded(store, session_id)
         assert (state.version, state.message_count, store.get_message_count(session_id)) == (3, keep, keep)
 
-    @pytest.mark.parametrize("keep", [5, 6, 10**9])
+    @table("keep", [5, 6, 10**9])
     def test_a_truncation_beyond_the_end_writes_nothing(
         self, store: StateStore, session_id: str, keep: int
     ) -> None:
@@ -256,7 +259,7 @@ class MessageContract(StoreTests):
         assert contents(store, session_id) == before
         assert store.truncate_messages(session_id, 2, expected_version=2) == 3
 
-    @pytest.mark.parametrize("keep", [-1, 1.0, "1", None, True])
+    @table("keep", [-1, 1.0, "1", None, True])
     def test_a_truncation_keeps_a_whole_number_of_messages(
         self, store: StateStore, session_id: str, keep: Any
     ) -> None:

@@ -13,6 +13,7 @@ from helix_store.core.types import (
     StepInfo,
 )
 from helix_store.exceptions import IdempotencyConflict, StaleStateError
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     commit_step,
@@ -65,7 +66,7 @@ class OperationContract(StoreTests):
         state = SessionState(session_id=session_id, agent_type="agent", version=99, message_count=42)
         assert _commit(store, session_id, state=state) == first
 
-    @pytest.mark.parametrize(
+    @table(
         "other",
         [
             {"custom_state": {"n": 1}},
@@ -93,7 +94,7 @@ class OperationContract(StoreTests):
         assert caught.value.operation_id == "operation"
         assert contents(store, session_id) == before
 
-    @pytest.mark.parametrize(("first", "second"), [(1, 1.0), (1, True), (0.0, -0.0), ("\ud83d\ude00", "😀")])
+    @table(("first", "second"), [(1, 1.0), (1, True), (0.0, -0.0), ("\ud83d\ude00", "😀")])
     def test_payloads_that_are_merely_equal_in_python_are_different(
         self, store: StateStore, session_id: str, first: Any, second: Any
     ) -> None:

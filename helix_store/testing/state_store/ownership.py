@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import pytest
-
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import SessionState, StepInfo
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import loaded
 from helix_store.testing.state_store.tool_calls import ASK, create_family
@@ -54,7 +53,7 @@ OWNER_WRITES: Final[dict[str, Callable[[StateStore, SessionState], None]]] = {
 
 
 class OwnershipContract(StoreTests):
-    @pytest.mark.parametrize("write", OWNER_WRITES)
+    @table("write", OWNER_WRITES)
     def test_a_write_of_the_root_keeps_the_owners_that_others_recorded_since_it_was_loaded(
         self, store: StateStore, write: str
     ) -> None:

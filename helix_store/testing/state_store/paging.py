@@ -8,6 +8,7 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.exceptions import InvalidCursor, InvalidQuery
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import commit_step
 
@@ -46,7 +47,7 @@ class PagingContract(StoreTests):
         assert (len(page.sessions), page.total, page.offset, page.limit) == (50, 51, 0, 50)
         assert page.has_more is True
 
-    @pytest.mark.parametrize("limit", [201, 10**6])
+    @table("limit", [201, 10**6], shared=True)
     def test_a_limit_above_two_hundred_is_two_hundred(self, store: StateStore, limit: int) -> None:
         assert store.list_sessions(limit=limit).limit == 200
 
@@ -63,9 +64,9 @@ class PagingContract(StoreTests):
 
     # Cursors
 
-    @pytest.mark.parametrize("order_by", ["created_at", "updated_at"])
-    @pytest.mark.parametrize(("direction", "expected"), [("asc", NAMES), ("desc", NAMES[::-1])])
-    @pytest.mark.parametrize("limit", [1, 2, 3, 7])
+    @table("order_by", ["created_at", "updated_at"], shared=True)
+    @table(("direction", "expected"), [("asc", NAMES), ("desc", NAMES[::-1])])
+    @table("limit", [1, 2, 3, 7])
     def test_cursors_lead_through_all_pages_once(
         self, seven: StateStore, order_by: str, direction: str, expected: list[str], limit: int
     ) -> None:
@@ -95,14 +96,12 @@ class PagingContract(StoreTests):
         with pytest.raises(InvalidQuery):
             seven.list_sessions(limit=3, cursor=cursor, offset=1)
 
-    @pytest.mark.parametrize(
-        "cursor", ["", "x", "0", "session-3", "\x00", "é", "a:b:c", "W10", "x" * 100_000]
-    )
+    @table("cursor", ["", "x", "0", "session-3", "\x00", "é", "a:b:c", "W10", "x" * 100_000], shared=True)
     def test_a_made_up_cursor_is_refused(self, seven: StateStore, cursor: str) -> None:
         with self.storage_untouched(), pytest.raises(InvalidCursor):
             seven.list_sessions(cursor=cursor)
 
-    @pytest.mark.parametrize("cursor", [7, b"x", ["x"]])
+    @table("cursor", [7, b"x", ["x"]], shared=True)
     def test_a_cursor_that_is_no_text_is_refused(self, seven: StateStore, cursor: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidCursor):
             seven.list_sessions(cursor=cursor)
@@ -119,7 +118,7 @@ class PagingContract(StoreTests):
             with pytest.raises(InvalidCursor):
                 seven.list_sessions(limit=3, cursor=forged)
 
-    @pytest.mark.parametrize(
+    @table(
         "query",
         [
             {"agent_type": "agent"},
@@ -135,6 +134,7 @@ class PagingContract(StoreTests):
             {"order_by": "created_at"},
             {"direction": "asc"},
         ],
+        shared=True,
     )
     def test_a_cursor_of_another_query_is_refused(self, seven: StateStore, query: dict[str, Any]) -> None:
         cursor = seven.list_sessions(limit=3).next_cursor

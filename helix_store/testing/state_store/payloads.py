@@ -21,7 +21,8 @@ from helix_store.exceptions import (
     InvalidPayload,
     LimitExceeded,
 )
-from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
 from helix_store.testing.state_store.samples import (
     commit_step,
     contents,
@@ -180,7 +181,7 @@ WITH_A_PAIR: dict[str, dict[str, Any]] = {
 
 
 class PayloadContract(StoreTests):
-    @pytest.mark.parametrize("name", EXACT)
+    @table("name", EXACT)
     def test_a_payload_comes_back_exactly_wherever_it_was_put(self, store: StateStore, name: str) -> None:
         value = EXACT[name]
         store.create_session("session", agent_type="agent", custom_state={"v": value})
@@ -215,20 +216,18 @@ class PayloadContract(StoreTests):
         (stored,) = store.get_sub_session_refs("session")
         assert repr((stored.remote, stored.output, stored.error)) == repr(({"r": value}, [value], [value]))
 
-    @pytest.mark.parametrize("entrance", ENTRANCES)
+    @table("entrance", ENTRANCES, shared=True)
     def test_a_value_that_is_not_plain_json_is_refused_at_every_entrance(
-        self, store: StateStore, entrance: str
+        self, stored: StateStore, before: Contents, entrance: str
     ) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
         for value, error in REFUSED.values():
             with self.storage_untouched(), pytest.raises(error):
-                ENTRANCES[entrance](store, value)
-        assert contents(store, "session") == before
-        assert store.get_staged_changes("session", "step-4") == []
-        assert not store.session_exists("new")
+                ENTRANCES[entrance](stored, value)
+        assert contents(stored, "session") == before
+        assert stored.get_staged_changes("session", "step-4") == []
+        assert not stored.session_exists("new")
 
-    @pytest.mark.parametrize("entrance", ENTRANCES)
+    @table("entrance", ENTRANCES)
     def test_a_deep_value_within_the_limit_is_taken_at_every_entrance(
         self, store: StateStore, entrance: str
     ) -> None:
@@ -243,7 +242,7 @@ class PayloadContract(StoreTests):
             store.merge_custom_state("session", {"v": _nested(200)})
         assert (caught.value.limit, caught.value.actual) == (200, 201)
 
-    @pytest.mark.parametrize("name", WITH_A_PAIR)
+    @table("name", WITH_A_PAIR)
     def test_adjacent_surrogates_are_kept_at_full_depth_in_every_field(
         self, store: StateStore, name: str
     ) -> None:
@@ -267,19 +266,17 @@ class PayloadContract(StoreTests):
         assert caught.value.reason
         assert "secret" not in str(caught.value)
 
-    @pytest.mark.parametrize("bad", ["\x00", "a\ud800", 1, None, 1.5, ["a"]])
+    @table("bad", ["\x00", "a\ud800", 1, None, 1.5, ["a"]], shared=True)
     def test_tags_metadata_and_texts_refuse_what_a_query_could_not_find(
-        self, store: StateStore, bad: Any
+        self, stored: StateStore, before: Contents, bad: Any
     ) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
         fields: list[dict[str, Any]] = [{"tags": ["fine", bad]}, {"metadata": {"fine": "v", "k": bad}}]
         if isinstance(bad, str):
             fields += [{"metadata": {bad: "v"}}, {"title": bad}, {"directory": bad}]
         for field in fields:
             with self.storage_untouched(), pytest.raises(InvalidPayload):
-                store.create_session("new", agent_type="agent", **field)
+                stored.create_session("new", agent_type="agent", **field)
             with self.storage_untouched(), pytest.raises(InvalidPayload):
-                store.save_state("session", _state(**field))
-        assert contents(store, "session") == before
-        assert not store.session_exists("new")
+                stored.save_state("session", _state(**field))
+        assert contents(stored, "session") == before
+        assert not stored.session_exists("new")

@@ -23,6 +23,7 @@ from helix_store.exceptions import (
     SessionNotFound,
     StaleStateError,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded, message, messages
 from helix_store.testing.state_store.tool_calls import ASK
@@ -72,24 +73,24 @@ class PostContract(StoreTests):
         posts = self.at_once(*(lambda: store.post_message(session_id, message("x")) for _ in range(4)))
         assert sorted(post.sequence for post in posts if not isinstance(post, Exception)) == [1, 2, 3, 4]
 
-    @pytest.mark.parametrize(
-        "bad", [{}, {"role": 7}, "text", None, {"role": "user", "content": float("nan")}]
-    )
+    @table("bad", [{}, {"role": 7}, "text", None, {"role": "user", "content": float("nan")}], shared=True)
     def test_a_post_is_a_message(self, store: PostStore, session_id: str, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             store.post_message(session_id, bad)
 
-    @pytest.mark.parametrize(
+    @table(
         "arguments",
         [
             {"key": ""},
             {"key": 7},
             {"author": ""},
             {"author": 1.5},
+            {"author": "user:3"},
             {"not_before": datetime(2030, 1, 1)},  # noqa: DTZ001  a time without a zone is the point
             {"not_before": 1_900_000_000},
             {"not_before": "tomorrow"},
         ],
+        shared=True,
     )
     def test_arguments_are_checked_before_anything_is_read(
         self, store: PostStore, session_id: str, arguments: dict[str, Any]
@@ -154,9 +155,7 @@ class PostContract(StoreTests):
         again = store.post_message(session_id, message("x"), key="k")
         assert replace(again, received_at=None) == replace(post, message=None, state="received", position=0)
 
-    @pytest.mark.parametrize(
-        "other", [{"message": message("y")}, {"author": "bob"}, {"not_before": 1_900_000_000_000}]
-    )
+    @table("other", [{"message": message("y")}, {"author": "bob"}, {"not_before": 1_900_000_000_000}])
     def test_anything_else_under_a_key_is_a_conflict(
         self, store: PostStore, session_id: str, other: dict[str, Any]
     ) -> None:
@@ -196,7 +195,7 @@ class PostContract(StoreTests):
             with pytest.raises(InvalidCursor):
                 store.list_posts(**{"session_id": session_id, "cursor": cursor, **change})
 
-    @pytest.mark.parametrize("arguments", [{"states": ["lost"]}, {"states": "waiting"}, {"limit": 0}])
+    @table("arguments", [{"states": ["lost"]}, {"states": "waiting"}, {"limit": 0}], shared=True)
     def test_a_list_of_nothing_that_exists_is_refused(
         self, store: PostStore, session_id: str, arguments: dict[str, Any]
     ) -> None:

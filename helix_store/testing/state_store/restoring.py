@@ -9,14 +9,16 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import SessionMode, SessionState
 from helix_store.exceptions import CheckpointNotFound, StaleStateError
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
-    STEP_FIELD_VALUES,
+    FIELD_ROUNDS,
     commit_step,
     contents,
     full_session,
     loaded,
     messages,
+    shown,
     stage,
 )
 
@@ -39,16 +41,17 @@ class RestoringContract(StoreTests):
         checkpoint.state.version, checkpoint.state.updated_at = after.version, after.updated_at
         assert repr(after) == repr(checkpoint.state)
 
-    @pytest.mark.parametrize(("field", "value"), STEP_FIELD_VALUES)
-    def test_every_field_comes_back_exactly(self, store: StateStore, field: str, value: Any) -> None:
+    @table("given", FIELD_ROUNDS)
+    def test_every_field_comes_back_exactly(self, store: StateStore, given: dict[str, Any]) -> None:
         store.create_session("parent", agent_type="agent")
         store.create_session("session", agent_type="agent")
-        commit = commit_step(store, "session", 1, **{field: value})
+        commit = commit_step(store, "session", 1, **given)
         store.save_state(
             "session", SessionState(session_id="session", agent_type="blank", title="blank", user_id="blank")
         )
         store.restore_checkpoint("session", commit.checkpoint_id)
-        assert repr(getattr(loaded(store, "session"), field)) == repr(value)
+        expected = {field: repr(value) for field, value in {**given, "step_count": 1}.items()}
+        assert shown(loaded(store, "session"), expected) == expected
 
     def test_later_checkpoints_and_all_staging_are_dropped(self, store: StateStore, session_id: str) -> None:
         commits = [commit_step(store, session_id, number) for number in (1, 2, 3, 4)]

@@ -13,6 +13,7 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import RunStatus, SessionState, SessionStatus
 from helix_store.exceptions import ConflictError
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import loaded, messages, stage, step
 
@@ -65,8 +66,8 @@ def _resumed(store: StateStore) -> SessionState:
 
 
 class ResumedStateContract(StoreTests):
-    @pytest.mark.parametrize("save", SAVES)
-    @pytest.mark.parametrize("kept", COPIES)
+    @table("save", SAVES)
+    @table("kept", COPIES)
     def test_what_a_resume_returned_is_saved_without_what_it_cleared(
         self, store: StateStore, save: str, kept: str
     ) -> None:
@@ -85,7 +86,7 @@ class ResumedStateContract(StoreTests):
         with pytest.raises(ConflictError):
             store.resume("session")
 
-    @pytest.mark.parametrize("save", SAVES)
+    @table("save", SAVES)
     def test_a_context_that_was_read_to_pieces_stays_cleared(self, store: StateStore, save: str) -> None:
         state = _resumed(store)
         assert state.suspension_context is not None
@@ -98,9 +99,9 @@ class ResumedStateContract(StoreTests):
         with pytest.raises(ConflictError):
             store.resume("session")
 
-    @pytest.mark.parametrize("save", SAVES)
-    @pytest.mark.parametrize("kept", COPIES)
-    @pytest.mark.parametrize(
+    @table("save", SAVES)
+    @table("kept", COPIES)
+    @table(
         ("assigned", "stored"),
         [
             ({"suspension_context": {"at": 9}}, {"suspension_context": {"at": 9}, "suspension_kind": KIND}),
@@ -146,9 +147,7 @@ class ResumedStateContract(StoreTests):
         assert repr(loaded(store, "session").suspension_context) == repr(again.suspension_context)
         assert store.resume("session").suspended_step_id == "step-3"
 
-    @pytest.mark.parametrize(
-        "made", [replace, lambda state: SessionState.from_dict(state.to_dict())], ids=["replace", "from_dict"]
-    )
+    @table("made", [replace, lambda state: SessionState.from_dict(state.to_dict())])
     def test_a_state_that_is_made_of_it_has_the_values_as_its_own(
         self, store: StateStore, made: Callable[[SessionState], SessionState]
     ) -> None:

@@ -21,10 +21,10 @@ from helix_store.exceptions import (
     RunNotFound,
     StaleStateError,
 )
-from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
 from helix_store.testing.state_store.samples import (
     contents,
-    full_session,
     loaded,
     message,
 )
@@ -112,7 +112,7 @@ class RunContract(StoreTests):
         assert [type(outcome) for outcome in outcomes].count(ConflictError) == 7
         assert repr(store.list_runs(session_id)) == repr([winner])
 
-    @pytest.mark.parametrize("status", [status for status in SessionStatus if status != "active"])
+    @table("status", [status for status in SessionStatus if status != "active"])
     def test_a_start_sets_the_session_active_as_a_new_version(
         self, store: StateStore, session_id: str, status: SessionStatus
     ) -> None:
@@ -148,7 +148,7 @@ class RunContract(StoreTests):
 
     # Updating
 
-    @pytest.mark.parametrize("status", ENDED)
+    @table("status", ENDED)
     def test_any_status_but_running_ends_a_run(
         self, store: StateStore, session_id: str, status: RunStatus
     ) -> None:
@@ -175,7 +175,7 @@ class RunContract(StoreTests):
         assert run.ended_at is None
         assert repr(store.get_current_run(session_id)) == repr(run)
 
-    @pytest.mark.parametrize("end", ["completed", "failed", "superseded"])
+    @table("end", ["completed", "failed", "superseded"])
     def test_a_run_that_is_over_does_not_run_again(
         self, store: StateStore, session_id: str, end: str
     ) -> None:
@@ -192,7 +192,7 @@ class RunContract(StoreTests):
         assert store.get_current_run(session_id) is None
         store.start_run(session_id)
 
-    @pytest.mark.parametrize("status", [*SUSPENDED_STATUSES, RunStatus.INTERRUPTED])
+    @table("status", [*SUSPENDED_STATUSES, RunStatus.INTERRUPTED])
     def test_a_run_that_waits_or_was_interrupted_may_run_again(
         self, store: StateStore, session_id: str, status: RunStatus
     ) -> None:
@@ -232,7 +232,7 @@ class RunContract(StoreTests):
         assert current is not None
         assert current.run_id == "run of another session"
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [
             {"status": "active"},
@@ -244,15 +244,14 @@ class RunContract(StoreTests):
             {"status": "completed", "completion_reason": "\x00"},
             {"status": "completed", "error": {1}},
         ],
+        shared=True,
     )
     def test_a_run_update_that_cannot_be_stored_is_refused(
-        self, store: StateStore, bad: dict[str, Any]
+        self, stored: StateStore, before: Contents, bad: dict[str, Any]
     ) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
         with self.storage_untouched(), pytest.raises(InvalidPayload):
-            store.update_run("session", "run-1", **bad)
-        assert contents(store, "session") == before
+            stored.update_run("session", "run-1", **bad)
+        assert contents(stored, "session") == before
 
     # Reading
 
@@ -269,8 +268,8 @@ class RunContract(StoreTests):
         assert [run.turn for run in store.list_runs(session_id, limit=10**6, offset=4)] == [1]
         assert store.list_runs(session_id, offset=5) == []
 
-    @pytest.mark.parametrize(
-        "page", [{"limit": 0}, {"limit": -1}, {"limit": "5"}, {"offset": -1}, {"offset": 1.0}]
+    @table(
+        "page", [{"limit": 0}, {"limit": -1}, {"limit": "5"}, {"offset": -1}, {"offset": 1.0}], shared=True
     )
     def test_a_page_of_runs_that_makes_no_sense_is_refused(
         self, store: StateStore, session_id: str, page: dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,14 +20,15 @@ from helix_store.core.types import (
 )
 
 __all__ = [
+    "FIELD_ROUNDS",
     "FIELD_VALUES",
-    "STEP_FIELD_VALUES",
     "commit_step",
     "contents",
     "full_session",
     "loaded",
     "message",
     "messages",
+    "shown",
     "stage",
     "step",
     "touch_after",
@@ -105,8 +106,20 @@ FIELD_VALUES: Final[list[tuple[str, Any]]] = [
 ]
 """Every field that a caller may write, with values that must be read back unchanged."""
 
-STEP_FIELD_VALUES: Final = [(field, value) for field, value in FIELD_VALUES if field != "step_count"]
-"""The fields that a step stores as given. Its own number replaces ``step_count``."""
+
+def _rounds() -> list[dict[str, Any]]:
+    values: dict[str, list[Any]] = {}
+    for field, value in FIELD_VALUES:
+        values.setdefault(field, []).append(value)
+    most = max(map(len, values.values()))
+    return [
+        {field: given[number] for field, given in values.items() if number < len(given)}
+        for number in range(most)
+    ]
+
+
+FIELD_ROUNDS: Final = _rounds()
+"""The same values, in as few states as possible: first each field's first value, then the second ones, …"""
 
 
 def message(content: Any, role: str = "user") -> Message:
@@ -115,6 +128,11 @@ def message(content: Any, role: str = "user") -> Message:
 
 def messages(count: int, *, first: int = 1) -> list[Message]:
     return [message(f"message {number}") for number in range(first, first + count)]
+
+
+def shown(state: SessionState, fields: Iterable[str]) -> dict[str, str]:
+    """Return some fields as ``repr``, which tells ``1``, ``1.0`` and ``True`` apart."""
+    return {field: repr(getattr(state, field)) for field in fields}
 
 
 def step(number: int) -> StepInfo:

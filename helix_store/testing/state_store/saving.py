@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,30 +15,31 @@ from helix_store.exceptions import (
     InvalidPayload,
     StaleStateError,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
-    FIELD_VALUES,
+    FIELD_ROUNDS,
     commit_step,
     contents,
     full_session,
     loaded,
     messages,
+    shown,
 )
 
 __all__ = ["CustomStateContract", "SavingContract"]
 
 
 class SavingContract(StoreTests):
-    @pytest.mark.parametrize(("field", "value"), FIELD_VALUES)
+    @table("given", FIELD_ROUNDS)
     def test_every_field_comes_back_exactly_and_no_other_changes(
-        self, store: StateStore, field: str, value: Any
+        self, store: StateStore, given: dict[str, Any]
     ) -> None:
         store.create_session("parent", agent_type="agent")
-        state = store.create_session("session", agent_type="agent")
-        setattr(state, field, value)
+        state = replace(store.create_session("session", agent_type="agent"), **given)
         store.save_state("session", state)
         after = loaded(store, "session")
-        assert repr(getattr(after, field)) == repr(value)
+        assert shown(after, given) == {field: repr(value) for field, value in given.items()}
         state.version, state.updated_at = after.version, after.updated_at
         assert repr(after) == repr(state)
 
@@ -176,7 +178,7 @@ STORED = {"z": 1, "list": [1, 2], "object": {"a": 1, "b": 2}, "nothing": None}
 
 
 class CustomStateContract(StoreTests):
-    @pytest.mark.parametrize(
+    @table(
         ("changes", "merged"),
         [
             ({"z": 2.0}, {**STORED, "z": 2.0}),
@@ -203,7 +205,7 @@ class CustomStateContract(StoreTests):
         assert store.merge_custom_state("session", {"a": [2], "b": [2]}, array_replacements=["a", "x"]) == []
         assert loaded(store, "session").custom_state == {"a": [2], "b": [1, 2]}
 
-    @pytest.mark.parametrize("key", ["z", "object", "nothing"])
+    @table("key", ["z", "object", "nothing"])
     def test_an_array_for_what_is_no_array_replaces_it_with_a_warning(
         self, store: StateStore, key: str
     ) -> None:

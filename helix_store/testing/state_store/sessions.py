@@ -15,6 +15,7 @@ from helix_store.core.types import (
     SubSessionRef,
 )
 from helix_store.exceptions import SessionExists, SessionNotFound
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     commit_step,
@@ -133,7 +134,7 @@ class SessionContract(StoreTests):
             store.create_session(name, agent_type="agent", custom_state={"id": name})
         assert [loaded(store, name).custom_state["id"] for name in DISTINCT_IDS] == DISTINCT_IDS
 
-    @pytest.mark.parametrize("name", ["x" * 255, "€" * 255, "\u2028", "a-s1-t2-abcdef"])
+    @table("name", ["x" * 255, "€" * 255, "\u2028", "a-s1-t2-abcdef"], shared=True)
     def test_an_unusual_id_within_the_rules_works_throughout(self, store: StateStore, name: str) -> None:
         store.create_session(name, agent_type="agent")
         commit = commit_step(store, name, 1, append=messages(1))

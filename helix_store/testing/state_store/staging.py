@@ -14,6 +14,7 @@ from helix_store.exceptions import (
     PatchError,
     StaleStateError,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     contents,
@@ -104,7 +105,7 @@ class StagingContract(StoreTests):
         store.promote_staging(session_id, "step-1")
         assert loaded(store, session_id).custom_state == {"list": [1]}
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [
             {"tool_call_id": "call", "merge_changes": [1]},
@@ -120,6 +121,7 @@ class StagingContract(StoreTests):
             None,
             "call",
         ],
+        shared=True,
     )
     def test_what_is_no_staged_change_is_refused(self, store: StateStore, session_id: str, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
@@ -176,7 +178,7 @@ class StagingContract(StoreTests):
         assert store.promote_staging("session", "step-1") == 2
         assert loaded(store, "session").custom_state == {"list": [1], "a": 1}
 
-    @pytest.mark.parametrize(
+    @table(
         "patch",
         [
             {"op": "replace", "path": "/missing", "value": 1},

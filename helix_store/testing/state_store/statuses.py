@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import (
     SessionStatus,
     StatusChange,
     StatusConflict,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded
 
@@ -17,7 +16,7 @@ __all__ = ["StatusContract"]
 
 
 class StatusContract(StoreTests):
-    @pytest.mark.parametrize("status", list(SessionStatus))
+    @table("status", list(SessionStatus))
     def test_every_status_can_be_set_from_every_other(
         self, store: StateStore, session_id: str, status: SessionStatus
     ) -> None:
@@ -77,9 +76,7 @@ class StatusContract(StoreTests):
         assert conflict.ok is False
         assert contents(store, session_id) == before
 
-    @pytest.mark.parametrize(
-        "expected", [["paused", "active"], ("active",), {"active"}, frozenset(["active"])]
-    )
+    @table("expected", [["paused", "active"], ("active",), {"active"}, frozenset(["active"])])
     def test_one_match_among_the_expected_statuses_is_enough(
         self, store: StateStore, session_id: str, expected: list[str]
     ) -> None:

@@ -22,15 +22,17 @@ from helix_store.exceptions import (
     RunNotFound,
     StaleStateError,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
-    STEP_FIELD_VALUES,
+    FIELD_ROUNDS,
     commit_step,
     contents,
     full_session,
     loaded,
     message,
     messages,
+    shown,
     stage,
     step,
 )
@@ -95,8 +97,8 @@ class StepContract(StoreTests):
         assert created is not None
         assert abs(parsed.epoch_ms - created.timestamp() * 1000) < 3_600_000
 
-    @pytest.mark.parametrize("said", [0, 3, 9])
-    @pytest.mark.parametrize("staged", [False, True])
+    @table("said", [0, 3, 9])
+    @table("staged", [False, True])
     def test_the_number_of_the_step_becomes_that_of_the_state(
         self, store: StateStore, session_id: str, said: int, staged: bool
     ) -> None:
@@ -115,17 +117,19 @@ class StepContract(StoreTests):
         assert loaded(store, session_id).step_count == 4
         assert store.branch_session(session_id, commit.checkpoint_id).step_count == 4
 
-    @pytest.mark.parametrize(("field", "value"), STEP_FIELD_VALUES)
+    @table("given", FIELD_ROUNDS)
     def test_every_field_comes_back_from_the_session_and_from_the_checkpoint(
-        self, store: StateStore, field: str, value: Any
+        self, store: StateStore, given: dict[str, Any]
     ) -> None:
         store.create_session("parent", agent_type="agent")
         store.create_session("session", agent_type="agent")
-        commit = commit_step(store, "session", 1, **{field: value})
-        assert repr(getattr(loaded(store, "session"), field)) == repr(value)
+        commit = commit_step(store, "session", 1, **given)
+        # The number of the step replaces that of the state.
+        expected = {field: repr(value) for field, value in {**given, "step_count": 1}.items()}
+        assert shown(loaded(store, "session"), expected) == expected
         checkpoint = store.get_checkpoint("session", commit.checkpoint_id)
         assert checkpoint is not None
-        assert repr(getattr(checkpoint.state, field)) == repr(value)
+        assert shown(checkpoint.state, expected) == expected
 
     def test_staged_changes_go_on_top_of_the_state_that_is_given(self, store: StateStore) -> None:
         store.create_session("session", agent_type="agent", custom_state={"list": ["stored"]})

@@ -13,8 +13,9 @@ from helix_store.exceptions import (
     InvalidPayload,
     NotFoundError,
 )
-from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import contents, full_session
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
+from helix_store.testing.state_store.samples import contents
 
 __all__ = ["SubSessionContract"]
 
@@ -64,9 +65,7 @@ class SubSessionContract(StoreTests):
         store.add_sub_session_refs(session_id, [LOCAL, LOCAL])
         assert contents(store, session_id) == before
 
-    @pytest.mark.parametrize(
-        "other", [{"agent_type": "another"}, {"parent_tool_call_id": None}, {"location": "remote"}]
-    )
+    @table("other", [{"agent_type": "another"}, {"parent_tool_call_id": None}, {"location": "remote"}])
     def test_adding_a_ref_that_differs_is_refused_and_adds_none(
         self, store: StateStore, session_id: str, other: dict[str, Any]
     ) -> None:
@@ -100,7 +99,7 @@ class SubSessionContract(StoreTests):
         updated = store.update_sub_session_ref(session_id, "sub", status=SessionStatus.COMPLETED)
         assert (updated.status, type(updated.status)) == ("completed", str)
 
-    @pytest.mark.parametrize("value", [{}, [], "", 0, False, -0.0])
+    @table("value", [{}, [], "", 0, False, -0.0])
     def test_an_empty_output_or_error_is_a_value(
         self, store: StateStore, session_id: str, value: Any
     ) -> None:
@@ -116,7 +115,7 @@ class SubSessionContract(StoreTests):
             store.update_sub_session_ref(session_id, "local", status="completed")
         assert store.get_sub_session_refs("other") == [LOCAL]
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [
             {"agent_type": "helper"},
@@ -131,26 +130,25 @@ class SubSessionContract(StoreTests):
             "a",
             None,
         ],
+        shared=True,
     )
     def test_one_bad_ref_keeps_all_of_them_out(self, store: StateStore, session_id: str, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             store.add_sub_session_refs(session_id, [LOCAL, bad])
         assert store.get_sub_session_refs(session_id) == []
 
-    @pytest.mark.parametrize("bad", [LOCAL, LOCAL.to_dict(), "local"])
+    @table("bad", [LOCAL, LOCAL.to_dict(), "local"], shared=True)
     def test_refs_are_a_list(self, store: StateStore, session_id: str, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             store.add_sub_session_refs(session_id, bad)
 
-    @pytest.mark.parametrize("bad", [{"status": ""}, {"status": 7}, {"output": {1}}, {"error": float("inf")}])
+    @table("bad", [{"status": ""}, {"status": 7}, {"output": {1}}, {"error": float("inf")}], shared=True)
     def test_a_ref_update_that_cannot_be_stored_is_refused(
-        self, store: StateStore, bad: dict[str, Any]
+        self, stored: StateStore, before: Contents, bad: dict[str, Any]
     ) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
         with self.storage_untouched(), pytest.raises(InvalidPayload):
-            store.update_sub_session_ref("session", "sub", **bad)
-        assert contents(store, "session") == before
+            stored.update_sub_session_ref("session", "sub", **bad)
+        assert contents(stored, "session") == before
 
     def test_refs_that_were_read_are_detached_from_the_store(
         self, store: StateStore, session_id: str

@@ -20,7 +20,8 @@ from helix_store.exceptions import (
     LimitExceeded,
     StaleStateError,
 )
-from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
 from helix_store.testing.state_store.samples import (
     contents,
     full_session,
@@ -34,7 +35,7 @@ IN_A_WHILE: Final = 4_000_000_000_000
 
 
 class SuspensionContract(StoreTests):
-    @pytest.mark.parametrize("kind", SUSPENDED_STATUSES)
+    @table("kind", SUSPENDED_STATUSES)
     def test_a_suspended_session_is_paused_with_everything_it_was_given(
         self, store: StateStore, session_id: str, kind: RunStatus
     ) -> None:
@@ -156,7 +157,7 @@ class SuspensionContract(StoreTests):
         store.update_status(session_id, "interrupted")
         assert store.resume(session_id).suspension_context == {"at": 1}
 
-    @pytest.mark.parametrize("status", ["failed", "completed"])
+    @table("status", ["failed", "completed"])
     def test_a_session_that_has_ended_cannot_be_suspended(
         self, store: StateStore, session_id: str, status: str
     ) -> None:
@@ -191,7 +192,7 @@ class SuspensionContract(StoreTests):
             store.suspend(session_id, kind=KIND, context={}, pending={"call-1": {"tool_name": "pay"}})
         assert contents(store, session_id) == before
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [
             {"kind": "running"},
@@ -213,16 +214,14 @@ class SuspensionContract(StoreTests):
             {"expires_at": "tomorrow"},
             {"expected_version": "1"},
         ],
-        ids=repr,
+        shared=True,
     )
     def test_a_suspension_that_makes_no_sense_is_refused(
-        self, store: StateStore, bad: dict[str, Any]
+        self, stored: StateStore, before: Contents, bad: dict[str, Any]
     ) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
         with self.storage_untouched(), pytest.raises(InvalidPayload):
-            store.suspend("session", **{"kind": KIND, "context": {}, **bad})
-        assert contents(store, "session") == before
+            stored.suspend("session", **{"kind": KIND, "context": {}, **bad})
+        assert contents(stored, "session") == before
 
     def test_a_context_over_the_limit_is_refused(self) -> None:
         store = self.make_store(limits=Limits(max_state_bytes=1_000))
@@ -232,7 +231,7 @@ class SuspensionContract(StoreTests):
             store.suspend("session", kind=KIND, context={"text": "x" * 1_000})
         assert contents(store, "session") == before
 
-    @pytest.mark.parametrize("guarded", [False, True], ids=["at any version", "at a version"])
+    @table("guarded", [False, True])
     def test_of_resumes_at_once_one_wins_and_the_others_conflict(
         self, store: StateStore, session_id: str, guarded: bool
     ) -> None:

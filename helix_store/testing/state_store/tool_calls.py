@@ -18,10 +18,10 @@ from helix_store.exceptions import (
     SessionNotFound,
     StaleStateError,
 )
-from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
 from helix_store.testing.state_store.samples import (
     contents,
-    full_session,
     loaded,
 )
 
@@ -65,7 +65,8 @@ class ToolCallContract(StoreTests):
     # Asking
 
     def test_a_call_waits_with_everything_it_was_asked_with(self, store: StateStore, session_id: str) -> None:
-        full = {**APPROVE, "run_id": "run-1", "requested_at": LONG_AGO, "deadline": IN_A_WHILE, "note": [1]}
+        own = {"metadata": {"note": [1]}}
+        full = {**APPROVE, "run_id": "run-1", "requested_at": LONG_AGO, "deadline": IN_A_WHILE, **own}
         before = datetime.now(UTC)
         store.add_pending_tool_calls(session_id, {"call-2": full, "call-1": ASK})
         pending = _pending(store, session_id)
@@ -107,7 +108,7 @@ class ToolCallContract(StoreTests):
         store.add_pending_tool_calls("child", {"call-1": ASK, "call-2": APPROVE})
         assert [contents(store, name) for name in ("root", "child")] == before
 
-    @pytest.mark.parametrize("state", ["pending", "answered", "completed", "of another session"])
+    @table("state", ["pending", "answered", "completed", "of another session"])
     def test_another_call_under_a_taken_id_is_refused(self, store: StateStore, state: str) -> None:
         create_family(store)
         store.add_pending_tool_calls("child", {"call-1": ASK})
@@ -122,7 +123,7 @@ class ToolCallContract(StoreTests):
             store.add_pending_tool_calls(asking, {"call-0": ASK, "call-1": call})
         assert [contents(store, name) for name in ("root", "child")] == before
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [
             {},
@@ -147,27 +148,25 @@ class ToolCallContract(StoreTests):
             [],
             None,
         ],
-        ids=repr,
+        shared=True,
     )
     def test_a_call_that_makes_no_sense_is_refused_with_all_that_came_with_it(
-        self, store: StateStore, bad: Any
+        self, stored: StateStore, before: Contents, bad: Any
     ) -> None:
-        full_session(store, "session")
-        before = contents(store, "session")
         with self.storage_untouched():
             with pytest.raises(InvalidPayload):
-                store.add_pending_tool_calls("session", {"good": ASK, "bad": bad})
+                stored.add_pending_tool_calls("session", {"good": ASK, "bad": bad})
             with pytest.raises(InvalidPayload):
-                store.suspend("session", kind="suspended_client_tool", context={}, pending={"bad": bad})
+                stored.suspend("session", kind="suspended_client_tool", context={}, pending={"bad": bad})
             with pytest.raises(InvalidPayload):
-                store.add_pending_tool_calls("session", {"": ASK})
+                stored.add_pending_tool_calls("session", {"": ASK})
             with pytest.raises(InvalidPayload):
-                store.add_pending_tool_calls("session", [ASK])  # type: ignore[arg-type]
-        assert contents(store, "session") == before
+                stored.add_pending_tool_calls("session", [ASK])  # type: ignore[arg-type]
+        assert contents(stored, "session") == before
 
     # Answering
 
-    @pytest.mark.parametrize("through", ["root", "child", "grandchild"])
+    @table("through", ["root", "child", "grandchild"])
     def test_an_answer_through_any_session_of_the_tree_reaches_the_owner(
         self, store: StateStore, through: str
     ) -> None:
@@ -212,7 +211,7 @@ class ToolCallContract(StoreTests):
         store.delete_session("child")
         assert outcomes_of(store.submit_tool_result("root", "call-1", result=1)) == ["unknown_tool_call"]
 
-    @pytest.mark.parametrize("taken", [False, True], ids=["not taken", "taken"])
+    @table("taken", [False, True])
     def test_the_first_answer_stands_for_good(self, store: StateStore, taken: bool) -> None:
         create_family(store)
         store.add_pending_tool_calls("child", {"call-1": ASK, "call-2": APPROVE})
@@ -232,7 +231,7 @@ class ToolCallContract(StoreTests):
         assert {submission.new_version for submission in again} == {None}
         assert [contents(store, name) for name in ("root", "child")] == before
 
-    @pytest.mark.parametrize("value", [None, {}, [], "", 0, False, -0.0, "\x00\ud800", 2**70], ids=repr)
+    @table("value", [None, {}, [], "", 0, False, -0.0, "\x00\ud800", 2**70])
     def test_a_result_comes_back_exactly(self, store: StateStore, session_id: str, value: Any) -> None:
         store.add_pending_tool_calls(session_id, {"call-1": ASK})
         store.submit_tool_result(session_id, "call-1", result=value)
@@ -256,7 +255,7 @@ class ToolCallContract(StoreTests):
             "d": {"error": "gone"},
         }
 
-    @pytest.mark.parametrize(
+    @table(
         ("call", "answer"),
         [
             (APPROVE, {"result": True}),
@@ -300,7 +299,7 @@ class ToolCallContract(StoreTests):
         with pytest.raises(InvalidPayload, match="not the approval id of this call"):
             store.submit_tool_result(session_id, "call-1", approved=True, approval_id="another")
 
-    @pytest.mark.parametrize("answer", ["result", "error"])
+    @table("answer", ["result", "error"])
     def test_an_answer_over_the_limit_is_refused_and_stores_nothing(self, answer: str) -> None:
         store = self.make_store(limits=Limits(max_message_bytes=1_000))
         store.create_session("session", agent_type="agent")
@@ -326,7 +325,7 @@ class ToolCallContract(StoreTests):
             store.submit_tool_result("session", "call-2", result="x" * 500)
         assert contents(store, "session") == before
 
-    @pytest.mark.parametrize("status", ["completed", "failed"])
+    @table("status", ["completed", "failed"])
     def test_a_session_that_has_ended_waits_for_nobody(
         self, store: StateStore, session_id: str, status: str
     ) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.exceptions import ConflictError
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded
 from helix_store.testing.state_store.tool_calls import APPROVE, ASK, create_family, outcomes_of
@@ -20,7 +21,7 @@ def _record_owner(store: StateStore, session_id: str, tool_call_id: str, owner_i
 
 
 class TreeContract(StoreTests):
-    @pytest.mark.parametrize("through", ["root", "child", "grandchild"])
+    @table("through", ["root", "child", "grandchild"])
     def test_an_answer_never_reaches_a_session_of_another_tree(self, store: StateStore, through: str) -> None:
         create_family(store)
         store.add_pending_tool_calls("stranger", {"call-1": ASK, "call-2": APPROVE})

@@ -11,7 +11,8 @@ from helix_store.exceptions import (
     RunNotFound,
     SessionNotFound,
 )
-from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.cells import table
+from helix_store.testing.state_store.base import Contents, StoreTests
 from helix_store.testing.state_store.calls import (
     ANSWERING_READS,
     CALLS,
@@ -45,14 +46,17 @@ class TenantContract(StoreTests):
         full_session(ours, "session")
         assert contents(self.make_store(tenant="ours"), "session") == contents(ours, "session")
 
-    @pytest.mark.parametrize("call", CALLS, ids=str)
-    def test_a_session_of_another_tenant_is_as_unknown_as_one_that_does_not_exist(
-        self, ours: StateStore, theirs: StateStore, call: Call
-    ) -> None:
+    @pytest.fixture
+    def theirs_before(self, theirs: StateStore) -> Contents:
         full_session(theirs, "session")
-        before = contents(theirs, "session")
+        return contents(theirs, "session")
+
+    @table("call", CALLS, shared=True)
+    def test_a_session_of_another_tenant_is_as_unknown_as_one_that_does_not_exist(
+        self, ours: StateStore, theirs: StateStore, theirs_before: Contents, call: Call
+    ) -> None:
         assert outcome(call, ours, "session") == outcome(call, ours, "nobody")
-        assert contents(theirs, "session") == before
+        assert contents(theirs, "session") == theirs_before
         assert ours.list_sessions().total == 0
 
     def test_the_empty_tenant_is_one_like_any_other(self, store: StateStore, ours: StateStore) -> None:
@@ -141,17 +145,17 @@ class TenantContract(StoreTests):
 
 
 class UnknownSessionContract(StoreTests):
-    @pytest.mark.parametrize("call", ANSWERING_READS, ids=str)
+    @table("call", ANSWERING_READS, shared=True)
     def test_these_reads_answer_that_there_is_nothing(self, store: StateStore, call: Call) -> None:
         assert not call.invoke(store, "nobody")
 
-    @pytest.mark.parametrize("call", RAISING_READS, ids=str)
+    @table("call", RAISING_READS, shared=True)
     def test_every_other_read_says_that_the_session_is_not_found(self, store: StateStore, call: Call) -> None:
         with pytest.raises(SessionNotFound) as caught:
             call.invoke(store, "nobody")
         assert caught.value.session_id == "nobody"
 
-    @pytest.mark.parametrize("call", WRITES, ids=str)
+    @table("call", WRITES, shared=True)
     def test_every_write_says_that_the_session_is_not_found(self, store: StateStore, call: Call) -> None:
         with pytest.raises(SessionNotFound) as caught:
             call.invoke(store, "nobody")

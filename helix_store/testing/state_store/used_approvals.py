@@ -9,7 +9,8 @@ import pytest
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.contracts import StateStore
 from helix_store.exceptions import ApprovalUsed, NotApproved, StaleStateError
-from helix_store.sessions.approvals import default_answer
+from helix_store.sessions.tool_calls import default_answer
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.approvals import (
     DIGEST,
     approve,
@@ -49,7 +50,7 @@ class UsedApprovalContract(StoreTests):
         with pytest.raises(ApprovalUsed):
             use_once(store, session_id)
 
-    @pytest.mark.parametrize("is_taken", [False, True], ids=["not taken", "taken"])
+    @table("is_taken", [False, True])
     def test_an_approval_is_used_once(self, store: StateStore, session_id: str, is_taken: bool) -> None:
         ask_approval(store, session_id)
         approve(store, session_id)
@@ -78,7 +79,7 @@ class UsedApprovalContract(StoreTests):
         with pytest.raises(ApprovalUsed):
             use_once(store, session_id)
 
-    @pytest.mark.parametrize(
+    @table(
         ("answer", "reason"),
         [
             ({"approved": False}, "rejected"),
@@ -99,7 +100,7 @@ class UsedApprovalContract(StoreTests):
                 use_once(store, session_id)
             assert (refused.value.tool_call_id, refused.value.reason) == ("call", reason)
 
-    @pytest.mark.parametrize("default", ["reject", "fail"])
+    @table("default", ["reject", "fail"])
     def test_an_expired_call_is_not_approved(self, store: StateStore, session_id: str, default: str) -> None:
         ask_approval(store, session_id, {**APPROVE, "deadline": LONG_AGO, "on_expiry": default})
         (overdue,) = store.find_expired_pending()
@@ -141,7 +142,7 @@ class UsedApprovalContract(StoreTests):
         store.restore_checkpoint(session_id, step.commit.checkpoint_id)
         assert use_once(store, session_id).tool_name == "pay"
 
-    @pytest.mark.parametrize("is_taken", [False, True], ids=["not taken", "taken"])
+    @table("is_taken", [False, True])
     def test_a_branch_has_no_approvals(self, store: StateStore, session_id: str, is_taken: bool) -> None:
         ask_approval(store, session_id)
         approve(store, session_id)

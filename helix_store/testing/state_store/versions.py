@@ -10,6 +10,7 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import RunStatus
 from helix_store.exceptions import ConflictError, FencedOutError
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import LockManager, StoreTests
 from helix_store.testing.state_store.calls import (
     ANSWERING_READS,
@@ -92,7 +93,7 @@ NO_NEW_VERSION: dict[str, Write] = {
 
 
 class VersionContract(StoreTests):
-    @pytest.mark.parametrize("write", NEW_VERSION)
+    @table("write", NEW_VERSION)
     def test_a_write_that_changes_the_state_or_the_messages_is_one_new_version(
         self, store: StateStore, write: str
     ) -> None:
@@ -106,19 +107,18 @@ class VersionContract(StoreTests):
         assert after.updated_at >= before.updated_at
         assert after.created_at == before.created_at
 
-    @pytest.mark.parametrize("write", NO_NEW_VERSION)
+    @table("write", NO_NEW_VERSION)
     def test_any_other_write_leaves_state_and_version_alone(self, store: StateStore, write: str) -> None:
         full_session(store, "session")
         before = repr(store.load_state("session"))
         NO_NEW_VERSION[write](store)
         assert repr(store.load_state("session")) == before
 
-    @pytest.mark.parametrize("call", [*ANSWERING_READS, *RAISING_READS], ids=str)
-    def test_a_read_changes_nothing(self, store: StateStore, call: Call) -> None:
-        full_session(store, "session")
-        before = repr(store.load_state("session"))
-        call.invoke(store, "session")
-        assert repr(store.load_state("session")) == before
+    @table("call", [*ANSWERING_READS, *RAISING_READS], shared=True)
+    def test_a_read_changes_nothing(self, stored: StateStore, call: Call) -> None:
+        before = repr(stored.load_state("session"))
+        call.invoke(stored, "session")
+        assert repr(stored.load_state("session")) == before
 
     def test_two_workers_take_turns_by_version(self, store: StateStore, session_id: str) -> None:
         version = 1
@@ -195,7 +195,7 @@ class FencingContract(StoreTests):
         lock.release()
         return lock.fencing_token
 
-    @pytest.mark.parametrize("write", GUARDED)
+    @table("write", GUARDED)
     def test_a_token_older_than_the_newest_is_fenced_out_and_writes_nothing(
         self, store: StateStore, locks: LockManager, write: str
     ) -> None:
@@ -220,7 +220,7 @@ class FencingContract(StoreTests):
             store.resume("session", fencing_token=new)
         assert not isinstance(caught.value, FencedOutError)
 
-    @pytest.mark.parametrize("write", GUARDED)
+    @table("write", GUARDED)
     def test_the_newest_token_may_write(self, store: StateStore, locks: LockManager, write: str) -> None:
         session_for(store, write)
         token = [self._next_token(locks) for _ in range(2)][-1]
@@ -228,7 +228,7 @@ class FencingContract(StoreTests):
         GUARDED[write](store, token)
         assert contents(store, "session") != before
 
-    @pytest.mark.parametrize("write", GUARDED)
+    @table("write", GUARDED)
     def test_only_the_lock_named_after_the_session_counts(
         self, store: StateStore, locks: LockManager, write: str
     ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.cells import table
 from helix_store.testing.streams.base import (
     StreamTests,
     chunk,
@@ -56,7 +57,7 @@ CALLS: dict[str, Callable[[StreamManagerBase, Any], Any]] = {
 
 
 class StreamArgumentContract(StreamTests):
-    @pytest.mark.parametrize("bad", NO_POSITIONS, ids=lambda bad: repr(bad)[:20])
+    @table("bad", NO_POSITIONS)
     def test_a_position_is_a_whole_number(self, streams: StreamManagerBase, bad: Any) -> None:
         self.filled(streams)
         with self.storage_untouched():
@@ -65,19 +66,19 @@ class StreamArgumentContract(StreamTests):
             with pytest.raises(InvalidQuery):
                 streams.read_after("stream", bad)
 
-    @pytest.mark.parametrize("bad", [0, -1, 1.5, "1", None, True, 2**63], ids=repr)
+    @table("bad", [0, -1, 1.5, "1", None, True, 2**63])
     def test_a_limit_is_a_whole_number_from_one(self, streams: StreamManagerBase, bad: Any) -> None:
         self.filled(streams)
         with self.storage_untouched(), pytest.raises(InvalidQuery):
             streams.read_after("stream", 0, limit=bad)
 
-    @pytest.mark.parametrize("bad", NO_IDENTIFIERS, ids=lambda bad: repr(bad)[:20])
-    @pytest.mark.parametrize("call", CALLS)
+    @table("bad", NO_IDENTIFIERS, shared=True)
+    @table("call", CALLS)
     def test_ids_are_identifiers(self, streams: StreamManagerBase, call: str, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             CALLS[call](streams, bad)
 
-    @pytest.mark.parametrize("bad", [-1, 1.5, "1", True], ids=repr)
+    @table("bad", [-1, 1.5, "1", True], shared=True)
     def test_a_token_is_a_whole_number(self, streams: StreamManagerBase, bad: Any) -> None:
         with self.storage_untouched():
             with pytest.raises(InvalidPayload):
@@ -87,19 +88,17 @@ class StreamArgumentContract(StreamTests):
             with pytest.raises(InvalidPayload):
                 run(lambda: streams.end_stream("stream", fencing_token=bad))
 
-    @pytest.mark.parametrize("bad", [timedelta(seconds=-1), 60, "1h", True], ids=repr)
+    @table("bad", [timedelta(seconds=-1), 60, "1h", True], shared=True)
     def test_a_retention_is_a_timedelta(self, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             self.make_manager(retention=bad)
 
-    @pytest.mark.parametrize(
-        "bad", [0, -1, True, "1", float("nan"), timedelta(0), timedelta(days=8)], ids=repr
-    )
+    @table("bad", [0, -1, True, "1", float("nan"), timedelta(0), timedelta(days=8)], shared=True)
     def test_a_lease_is_a_time_of_at_most_seven_days(self, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             self.make_manager(writer_lease=bad)
 
-    @pytest.mark.parametrize("stream_id", ["x", "a/b c", "é" * 255, "../..", "🙂"])
+    @table("stream_id", ["x", "a/b c", "é" * 255, "../..", "🙂"], shared=True)
     def test_ids_are_opaque(self, streams: StreamManagerBase, stream_id: str) -> None:
         self.filled(streams, 1, stream_id)
         assert len(streams.read_after(stream_id, 0)) == 1

@@ -11,8 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from helix_store.core.limits import Limits
-from helix_store.streams.manager import StreamManagerBase
-from helix_store.streams.reader import ResumableReader
+from helix_store.streams.manager import ResumableReader, StreamManagerBase
 from helix_store.testing.base import SuiteTests
 from helix_store.testing.state_store.base import LockManager
 

@@ -17,6 +17,7 @@ from helix_store.exceptions import (
     StreamTruncated,
 )
 from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import HeldLock, LockManager
 from helix_store.testing.streams.base import (
     StreamTests,
@@ -49,7 +50,7 @@ class StreamLifeContract(StreamTests):
 
         run(live)
 
-    @pytest.mark.parametrize("output", [None, {"answer": [1, "\x00"]}, "text", 0, False, []], ids=repr)
+    @table("output", [None, {"answer": [1, "\x00"]}, "text", 0, False, []])
     def test_an_ended_stream_shows_its_output(self, streams: StreamManagerBase, output: Any) -> None:
         self.filled(streams, 2)
 
@@ -100,7 +101,7 @@ class StreamLifeContract(StreamTests):
 
         run(live)
 
-    @pytest.mark.parametrize("how", ["end_stream", "fail_stream", "pause_stream"])
+    @table("how", ["end_stream", "fail_stream", "pause_stream"])
     def test_a_reactivated_stream_goes_on_where_it_was(self, streams: StreamManagerBase, how: str) -> None:
         self.filled(streams, 3)
 
@@ -168,7 +169,7 @@ class StreamLifeContract(StreamTests):
         run(live)
         assert len(streams.read_after("stream", 0)) == 1
 
-    @pytest.mark.parametrize(
+    @table(
         ("name", "arguments"),
         [
             ("end_stream", []),
@@ -177,6 +178,7 @@ class StreamLifeContract(StreamTests):
             ("reactivate_stream", []),
             ("reset_stream", []),
         ],
+        shared=True,
     )
     def test_an_unknown_stream_has_no_life(
         self, streams: StreamManagerBase, name: str, arguments: list[Any]
@@ -188,7 +190,7 @@ class StreamLifeContract(StreamTests):
 
         run(live)
 
-    @pytest.mark.parametrize("bad", [float("nan"), {1}, b"bytes", ValueError("x")], ids=repr)
+    @table("bad", [float("nan"), {1}, b"bytes", ValueError("x")])
     def test_outputs_and_errors_are_payloads(self, streams: StreamManagerBase, bad: Any) -> None:
         self.filled(streams)
 

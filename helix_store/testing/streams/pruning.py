@@ -16,6 +16,7 @@ from helix_store.exceptions import (
     StreamTruncated,
 )
 from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.cells import table
 from helix_store.testing.streams.base import (
     StreamTests,
     chunk,
@@ -33,7 +34,7 @@ NOTHING = PrunedStreams(streams=0, chunks=0, failed=0)
 class StreamPruningContract(StreamTests):
     # Age
 
-    @pytest.mark.parametrize("how", ["end_stream", "fail_stream"])
+    @table("how", ["end_stream", "fail_stream"])
     def test_streams_that_are_over_for_long_lose_their_chunks(
         self, streams: StreamManagerBase, how: str
     ) -> None:
@@ -64,7 +65,7 @@ class StreamPruningContract(StreamTests):
 
         run(prune)
 
-    @pytest.mark.parametrize("status", ["active", "paused"])
+    @table("status", ["active", "paused"])
     def test_streams_that_are_not_over_are_not_too_old(self, streams: StreamManagerBase, status: str) -> None:
         self.filled(streams, 3)
 
@@ -212,7 +213,7 @@ class StreamPruningContract(StreamTests):
 
         run(live)
 
-    @pytest.mark.parametrize("how", ["closed", "paused", "ended"])
+    @table("how", ["closed", "paused", "ended"])
     def test_a_writer_that_has_finished_is_not_missed(self, how: str) -> None:
         streams = self.make_manager(writer_lease=0.05)
 
@@ -254,16 +255,16 @@ class StreamPruningContract(StreamTests):
 
     # Arguments
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [timedelta(seconds=-1), 3600, "1h", True, datetime(2026, 1, 1)],  # noqa: DTZ001  it is the bad one
-        ids=repr,
+        shared=True,
     )
     def test_an_age_is_a_timedelta_or_an_aware_datetime(self, streams: StreamManagerBase, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidQuery):
             run(lambda: streams.prune(older_than=bad))
 
-    @pytest.mark.parametrize("bad", [-1, 1.5, "1", True, 2**63], ids=repr)
+    @table("bad", [-1, 1.5, "1", True, 2**63], shared=True)
     def test_chunks_to_keep_are_a_whole_number(self, streams: StreamManagerBase, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidQuery):
             run(lambda: streams.prune(older_than=None, keep_chunks=bad))

@@ -9,6 +9,7 @@ import pytest
 from helix_store.core.types import StreamStatus
 from helix_store.exceptions import StreamNotFound, StreamTruncated
 from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.cells import table
 from helix_store.testing.streams.base import (
     StreamTests,
     chunk,
@@ -41,7 +42,7 @@ class ReadingContract(StreamTests):
 
         run(read)
 
-    @pytest.mark.parametrize("after", [0, 1, 2, 3])
+    @table("after", [0, 1, 2, 3])
     def test_a_resumed_reader_delivers_what_follows_its_position(
         self, streams: StreamManagerBase, after: int
     ) -> None:
@@ -125,7 +126,7 @@ class ReadingContract(StreamTests):
 
         assert run(read) == [6, 7]
 
-    @pytest.mark.parametrize("after", [3, 4, 2**63 - 1])
+    @table("after", [3, 4, 2**63 - 1])
     def test_a_reader_beyond_the_end_of_a_stream_that_is_over_ends(
         self, streams: StreamManagerBase, after: int
     ) -> None:
@@ -191,7 +192,7 @@ class ReadingContract(StreamTests):
 
         run(read)
 
-    @pytest.mark.parametrize("how", ["reset", "deleted and created again"])
+    @table("how", ["reset", "deleted and created again"])
     def test_a_reader_is_told_that_its_stream_began_anew(self, streams: StreamManagerBase, how: str) -> None:
         self.filled(streams, 5)
 

@@ -15,6 +15,7 @@ from helix_store.exceptions import (
     StreamNotFound,
 )
 from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.cells import table
 from helix_store.testing.streams.base import (
     StreamTests,
     chunk,
@@ -113,7 +114,7 @@ class WritingContract(StreamTests):
 
     # Too late
 
-    @pytest.mark.parametrize("end", ["end_stream", "fail_stream", "pause_stream"])
+    @table("end", ["end_stream", "fail_stream", "pause_stream"])
     def test_a_stream_that_is_over_or_paused_takes_no_chunks(
         self, streams: StreamManagerBase, end: str
     ) -> None:
@@ -179,7 +180,7 @@ class WritingContract(StreamTests):
 
     # Refused chunks
 
-    @pytest.mark.parametrize(
+    @table(
         "bad",
         [
             {},
@@ -194,7 +195,6 @@ class WritingContract(StreamTests):
             {"type": "t", "value": {1, 2}},
             {"type": "t", 1: 2},
         ],
-        ids=repr,
     )
     def test_what_is_no_chunk_takes_no_sequence(self, streams: StreamManagerBase, bad: Any) -> None:
         self.filled(streams, 1)
@@ -221,7 +221,7 @@ class WritingContract(StreamTests):
         assert (caught.value.name, caught.value.limit, caught.value.actual) == ("max_chunk_bytes", 100, 101)
         assert run(lambda: writer.write(fits)) == 2
 
-    @pytest.mark.parametrize("bad", [{"type": "t"}, "text", b"bytes", 1, None], ids=repr)
+    @table("bad", [{"type": "t"}, "text", b"bytes", 1, None])
     def test_many_chunks_are_a_collection(self, streams: StreamManagerBase, bad: Any) -> None:
         self.filled(streams, 1)
         with self.storage_untouched(), pytest.raises(InvalidPayload):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -9,11 +10,13 @@ from typing import Any, Final
 import pytest
 
 from helix_store.core.contracts import UsageStore
+from helix_store.core.usage import TokenCounts
 from helix_store.exceptions import (
     InvalidCursor,
     InvalidPayload,
     InvalidQuery,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.usage.base import (
     NOON,
     UsageTests,
@@ -58,11 +61,11 @@ REFUSED: Final[list[tuple[str, Any]]] = [
     *(("source/name", tokens(source={"type": "agent", "name": bad})) for bad in BAD_IDENTIFIERS),
     *(("cost_usd", tokens(cost_usd=bad)) for bad in BAD_COSTS),
     *(("model", tokens(model=bad)) for bad in (*BAD_IDENTIFIERS, None)),
-    *(("tokens/prompt", tokens(prompt=bad)) for bad in BAD_COUNTS),
-    *(("tokens/completion", tokens(completion=bad)) for bad in BAD_COUNTS),
-    *(("tokens/reasoning", tokens(reasoning=bad)) for bad in BAD_COUNTS),
-    *(("tokens/cached", tokens(cached=bad)) for bad in BAD_COUNTS),
-    *(("tokens/total", tokens(total=bad)) for bad in BAD_COUNTS),
+    *(
+        (f"tokens/{field.name}", tokens(**{field.name: bad}))
+        for field in fields(TokenCounts)
+        for bad in BAD_COUNTS
+    ),
     ("tokens/input", {**tokens(), "tokens": {"input": 1}}),
     *(("tokens", {**tokens(), "tokens": bad}) for bad in (None, 7, "many", [1])),
     *(("tool_name", tool(tool_name=bad)) for bad in (*BAD_IDENTIFIERS, None)),
@@ -90,7 +93,7 @@ REFUSED: Final[list[tuple[str, Any]]] = [
 
 
 class UsageArgumentContract(UsageTests):
-    @pytest.mark.parametrize(("path", "entry"), REFUSED)
+    @table(("path", "entry"), REFUSED, shared=True)
     def test_a_bad_entry_is_refused(self, usage: UsageStore, path: str, entry: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload) as caught:
             usage.record_entry(entry)
@@ -100,18 +103,18 @@ class UsageArgumentContract(UsageTests):
         assert caught.value.path == f"/entries/1/{path}".rstrip("/")
         assert not usage.exists("session")
 
-    @pytest.mark.parametrize("entries", [None, 7, "tokens", b"tokens", tokens()])
+    @table("entries", [None, 7, "tokens", b"tokens", tokens()], shared=True)
     def test_entries_that_are_no_collection_are_refused(self, usage: UsageStore, entries: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             usage.record_entries(entries)
 
-    @pytest.mark.parametrize("session_id", [*BAD_IDENTIFIERS, None])
+    @table("session_id", [*BAD_IDENTIFIERS, None], shared=True)
     def test_a_bad_session_id_is_refused_in_reads_too(self, usage: UsageStore, session_id: Any) -> None:
         for call in (usage.get_entries, usage.get_rollup, usage.exists, usage.delete):
             with self.storage_untouched(), pytest.raises(InvalidPayload):
                 call(session_id)
 
-    @pytest.mark.parametrize(
+    @table(
         "chosen",
         [
             *({"kinds": bad} for bad in ("money", ["tokens", "money"], [None], 7, {"tokens": 1}, b"tokens")),
@@ -122,6 +125,7 @@ class UsageArgumentContract(UsageTests):
             *({"limit": bad} for bad in (0, -1, 1.0, "1", True)),
             *({"offset": bad} for bad in (-1, 1.0, "1", True, None, 2**63)),
         ],
+        shared=True,
     )
     def test_a_choice_of_entries_that_makes_no_sense_is_refused(
         self, usage: UsageStore, chosen: dict[str, Any]
@@ -129,7 +133,7 @@ class UsageArgumentContract(UsageTests):
         with self.storage_untouched(), pytest.raises(InvalidQuery):
             usage.get_entries("session", **chosen)
 
-    @pytest.mark.parametrize(
+    @table(
         "query",
         [
             *({"kinds": bad} for bad in ("money", ["money"], 7)),
@@ -139,28 +143,30 @@ class UsageArgumentContract(UsageTests):
             *({"date_from": bad} for bad in ("2026-03-15", datetime(2026, 3, 15), 1.5, -1, True)),  # noqa: DTZ001
             *({"date_to": bad} for bad in ("2026-03-15", datetime(2026, 3, 15), 1.5, -1, True)),  # noqa: DTZ001
         ],
+        shared=True,
     )
     def test_a_query_that_makes_no_sense_is_refused(self, usage: UsageStore, query: dict[str, Any]) -> None:
         with self.storage_untouched(), pytest.raises(InvalidQuery):
             usage.query_usage(**query)
 
-    @pytest.mark.parametrize(
+    @table(
         ("name", "bad"),
         [
             *((name, bad) for name in ("agent_type", "model") for bad in BAD_IDENTIFIERS),
             *(("user_id", bad) for bad in (*BAD_IDENTIFIERS, 1.5, True) if bad != 7),
         ],
+        shared=True,
     )
     def test_a_bad_name_in_a_query_is_refused(self, usage: UsageStore, name: str, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             usage.query_usage(**{name: bad})
 
-    @pytest.mark.parametrize("cursor", ["", "x", "\x00", "é", "W10", "x" * 100_000, 7, b"x", ["x"]])
+    @table("cursor", ["", "x", "\x00", "é", "W10", "x" * 100_000, 7, b"x", ["x"]], shared=True)
     def test_a_made_up_cursor_is_refused(self, usage: UsageStore, cursor: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidCursor):
             usage.query_usage(cursor=cursor)
 
-    @pytest.mark.parametrize(
+    @table(
         "query",
         [
             *({"bucket": bad} for bad in ("year", "", None, 7, "Day")),
@@ -168,6 +174,7 @@ class UsageArgumentContract(UsageTests):
             *({"date_from": bad} for bad in (None, "2026-03-15", datetime(2026, 3, 15), -1)),  # noqa: DTZ001
             *({"date_to": bad} for bad in (None, "2026-03-15", datetime(2026, 3, 15), -1)),  # noqa: DTZ001
         ],
+        shared=True,
     )
     def test_a_time_series_that_makes_no_sense_is_refused(
         self, usage: UsageStore, query: dict[str, Any]
@@ -175,7 +182,7 @@ class UsageArgumentContract(UsageTests):
         with self.storage_untouched(), pytest.raises(InvalidQuery):
             usage.timeseries(**{"date_from": 0, "date_to": NOON, **query})
 
-    @pytest.mark.parametrize("entry", [tokens(prompt=-4242), custom(name="secret\nname"), tool(secret=1)])
+    @table("entry", [tokens(prompt=-4242), custom(name="secret\nname"), tool(secret=1)], shared=True)
     def test_an_error_does_not_show_the_value(self, usage: UsageStore, entry: dict[str, Any]) -> None:
         with pytest.raises(InvalidPayload) as caught:
             usage.record_entry(entry)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Final
 
 import pytest
 
 from helix_store.core.contracts import StateStore, UsageStore
-from helix_store.core.usage import UsageRollup
+from helix_store.core.usage import TokenCounts, UsageRollup
 from helix_store.testing.base import SuiteTests
 
 __all__ = ["EVERY_KIND", "NOON", "UsageTests", "custom", "rolled_up", "sub_agent", "tokens", "tool"]
@@ -52,7 +53,7 @@ def _entry(kind: str, session_id: str, own: dict[str, Any], given: dict[str, Any
 
 def tokens(session_id: str = "session", model: str = "no-such-model", **given: Any) -> dict[str, Any]:
     """Return a token entry of a model that no price list knows. Counts are passed by name."""
-    names = ("prompt", "completion", "reasoning", "cached", "total")
+    names = tuple(field.name for field in fields(TokenCounts))
     counts = {name: given.pop(name) for name in names if name in given}
     return _entry("tokens", session_id, {"model": model, "tokens": counts}, given)
 
@@ -75,6 +76,7 @@ EVERY_KIND: Final[list[dict[str, Any]]] = [
     tokens(model="gpt-4o", prompt=100, completion=50, total=150),
     tokens(id="ä/🚂 '; --", step_count=0, timestamp=0, run_id="run-1", cost_usd="0.000000000001"),
     tokens(prompt=1, completion=2, reasoning=3, cached=4, total=2**63 - 1, timestamp=253_402_300_799_999),
+    tokens(prompt=9, completion=8, cache_write=5, audio_prompt=6, audio_completion=7, total=17),
     tool(success=True, duration_ms=0),
     tool(success=False, duration_ms=2**63 - 1, source={"type": "tool", "name": "search"}, cost_usd="1.5"),
     sub_agent(success=True, step_count=2**63 - 1),

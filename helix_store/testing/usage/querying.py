@@ -10,6 +10,7 @@ import pytest
 from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.types import SubSessionRef, UsageKind
 from helix_store.exceptions import InvalidCursor, InvalidQuery, SessionNotFound
+from helix_store.testing.cells import table
 from helix_store.testing.usage.base import (
     EVERY_KIND,
     NOON,
@@ -39,7 +40,7 @@ class UsageQueryContract(UsageTests):
             usage.record_entry(entry)
         return usage
 
-    @pytest.mark.parametrize(
+    @table(
         ("query", "expected"),
         [
             ({}, range(12)),
@@ -62,6 +63,7 @@ class UsageQueryContract(UsageTests):
             ({"date_from": NOON + 5_000, "date_to": NOON + 3_000}, []),
             ({"agent_type": "writer", "kinds": "tokens", "user_id": "bob", "model": "x"}, [1, 7]),
         ],
+        shared=True,
     )
     def test_filters_hold_together(self, spenders: UsageStore, query: dict[str, Any], expected: Any) -> None:
         assert _found(spenders, **query) == list(expected)
@@ -71,7 +73,7 @@ class UsageQueryContract(UsageTests):
         page = spenders.query_usage()
         assert [int(str(entry.id)) for entry in page.entries] == list(range(11, -1, -1))
 
-    @pytest.mark.parametrize(("order", "expected"), [("asc", [2, 0, 1]), ("desc", [1, 0, 2])])
+    @table(("order", "expected"), [("asc", [2, 0, 1]), ("desc", [1, 0, 2])])
     def test_entries_of_one_moment_are_ordered_as_recorded(
         self, usage: UsageStore, order: str, expected: list[int]
     ) -> None:
@@ -118,9 +120,9 @@ class UsageQueryContract(UsageTests):
         page = spenders.query_usage(limit=3, count=False)
         assert (page.total, page.has_more, len(page.entries)) == (None, True, 3)
 
-    @pytest.mark.parametrize("order", ["asc", "desc"])
-    @pytest.mark.parametrize("limit", [1, 2, 3, 5, 12])
-    @pytest.mark.parametrize("spread", [1_000, 0], ids=["apart", "of one moment"])
+    @table("order", ["asc", "desc"])
+    @table("limit", [1, 2, 3, 5, 12])
+    @table("spread", [1_000, 0])
     def test_cursors_lead_through_all_pages_once(
         self, usage: UsageStore, order: str, limit: int, spread: int
     ) -> None:
@@ -159,7 +161,7 @@ class UsageQueryContract(UsageTests):
             with self.storage_untouched(), pytest.raises(InvalidCursor):
                 spenders.query_usage(limit=3, cursor=forged)
 
-    @pytest.mark.parametrize(
+    @table(
         "query",
         [
             {"agent_type": "writer"},
@@ -170,6 +172,7 @@ class UsageQueryContract(UsageTests):
             {"date_to": NOON + 999_999},
             {"order": "asc"},
         ],
+        shared=True,
     )
     def test_a_cursor_of_another_query_is_refused(self, spenders: UsageStore, query: dict[str, Any]) -> None:
         cursor = spenders.query_usage(limit=3).next_cursor

@@ -15,6 +15,7 @@ from helix_store.core.usage import (
     UsageSource,
 )
 from helix_store.exceptions import InvalidPayload, SessionNotFound
+from helix_store.testing.cells import table
 from helix_store.testing.usage.base import (
     EVERY_KIND,
     NOON,
@@ -29,7 +30,7 @@ __all__ = ["RecordingContract", "UsageEntryContract"]
 
 
 class RecordingContract(UsageTests):
-    @pytest.mark.parametrize("entry", EVERY_KIND, ids=lambda entry: entry["kind"])
+    @table("entry", EVERY_KIND)
     def test_an_entry_comes_back_as_it_was_given(self, usage: UsageStore, entry: dict[str, Any]) -> None:
         entry_id = usage.record_entry({"cost_usd": "0.5", **entry})
         expected = UsageEntry.from_dict({"cost_usd": "0.5", **entry, "id": entry_id})
@@ -67,7 +68,7 @@ class RecordingContract(UsageTests):
         (entry,) = usage.get_entries("session")
         assert entry.tokens == TokenCounts(prompt=3, completion=0, reasoning=0, cached=0, total=0)
 
-    @pytest.mark.parametrize(
+    @table(
         ("given", "stored"),
         [
             (Decimal("0.1"), "0.1"),
@@ -89,7 +90,7 @@ class RecordingContract(UsageTests):
         usage.record_entry(tokens(model="no-such-model", prompt=1_000))
         assert usage.get_entries("session")[0].cost_usd is None
 
-    @pytest.mark.parametrize("amount", [0, 1, 2**53, 0.1, 5e-324, 1e300])
+    @table("amount", [0, 1, 2**53, 0.1, 5e-324, 1e300])
     def test_an_amount_keeps_its_value_and_type(self, usage: UsageStore, amount: float) -> None:
         usage.record_entry(custom(amount=amount))
         assert repr(usage.get_entries("session")[0].amount) == repr(amount)
@@ -162,7 +163,7 @@ class RecordingContract(UsageTests):
         usage.record_entry(tokens("session", id="entry"))
         assert usage.exists("session")
 
-    @pytest.mark.parametrize("index", [0, 1, 1_500])
+    @table("index", [0, 1, 1_500], shared=True)
     def test_a_batch_with_an_unknown_session_is_refused_whole(self, usage: UsageStore, index: int) -> None:
         entries = [tokens() for _ in range(1_501)]
         entries[index] = tokens("nobody")
@@ -171,7 +172,7 @@ class RecordingContract(UsageTests):
         assert caught.value.session_id == "nobody"
         assert usage.query_usage().total == 0
 
-    @pytest.mark.parametrize("index", [0, 1, 1_500])
+    @table("index", [0, 1, 1_500], shared=True)
     def test_a_batch_with_a_bad_entry_is_refused_whole(self, usage: UsageStore, index: int) -> None:
         entries = [tokens() for _ in range(1_501)]
         entries[index] = tokens(prompt=-1)
@@ -208,7 +209,7 @@ class UsageEntryContract(UsageTests):
         usage.record_entry(tokens(id="0"))
         assert _chosen(usage) == [*given, 0]
 
-    @pytest.mark.parametrize(
+    @table(
         ("kinds", "expected"),
         [
             (["tokens"], [0, 4, 8]),
@@ -219,11 +220,12 @@ class UsageEntryContract(UsageTests):
             ([], []),
             (None, list(range(12))),
         ],
+        shared=True,
     )
     def test_kinds_can_be_chosen(self, twelve: UsageStore, kinds: Any, expected: list[int]) -> None:
         assert _chosen(twelve, kinds=kinds) == expected
 
-    @pytest.mark.parametrize(
+    @table(
         ("steps", "expected"),
         [
             ((1, 3), range(12)),
@@ -236,11 +238,12 @@ class UsageEntryContract(UsageTests):
             ([2, 3], range(4, 12)),
             ((2**63 - 1, None), range(0)),
         ],
+        shared=True,
     )
     def test_steps_can_be_chosen_inclusively(self, twelve: UsageStore, steps: Any, expected: range) -> None:
         assert _chosen(twelve, step_range=steps) == list(expected)
 
-    @pytest.mark.parametrize(
+    @table(
         ("page", "expected"),
         [
             ({"limit": 5}, range(5)),
@@ -250,6 +253,7 @@ class UsageEntryContract(UsageTests):
             ({"offset": 12}, range(0)),
             ({"limit": 2**63 - 1, "offset": 2**63 - 1}, range(0)),
         ],
+        shared=True,
     )
     def test_entries_can_be_paged(self, twelve: UsageStore, page: dict[str, int], expected: range) -> None:
         assert _chosen(twelve, **page) == list(expected)

@@ -15,6 +15,7 @@ from helix_store.core.usage import (
     ToolStats,
     UsageRollup,
 )
+from helix_store.testing.cells import table
 from helix_store.testing.usage.base import (
     EVERY_KIND,
     UsageTests,
@@ -40,15 +41,15 @@ NOTHING = UsageRollup(
 
 
 class RollupContract(UsageTests):
-    @pytest.mark.parametrize("tree", [False, True])
+    @table("tree", [False, True], shared=True)
     def test_a_session_that_spent_nothing_adds_up_to_nothing(self, usage: UsageStore, tree: bool) -> None:
         assert usage.get_rollup("session", include_sub_agents=tree) == NOTHING
 
-    @pytest.mark.parametrize("tree", [False, True])
+    @table("tree", [False, True], shared=True)
     def test_an_unknown_session_has_no_rollup(self, usage: UsageStore, tree: bool) -> None:
         assert usage.get_rollup("nobody", include_sub_agents=tree) is None
 
-    @pytest.mark.parametrize("tree", [False, True])
+    @table("tree", [False, True])
     def test_every_kind_is_added_up(self, usage: UsageStore, tree: bool) -> None:
         usage.record_entries(
             [

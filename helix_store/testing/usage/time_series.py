@@ -6,10 +6,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
-import pytest
-
 from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.usage import TokenCounts, UsageBucket
+from helix_store.testing.cells import table
 from helix_store.testing.usage.base import (
     NOON,
     UsageTests,
@@ -55,7 +54,7 @@ class TimeSeriesContract(UsageTests):
             _bucket(second, "b", TokenCounts(prompt=1_000, total=1_000), "0", 1),
         ]
 
-    @pytest.mark.parametrize(
+    @table(
         ("bucket", "time", "start"),
         [
             ("hour", "2026-03-15T12:59:59.999", "2026-03-15T12:00"),
@@ -89,7 +88,7 @@ class TimeSeriesContract(UsageTests):
         assert [bucket.entry_count for bucket in usage.timeseries(bucket="hour", **EVER)] == [1] * 48
         assert [bucket.entry_count for bucket in usage.timeseries(bucket="day", **EVER)] == [24, 24]
 
-    @pytest.mark.parametrize(
+    @table(
         ("group_by", "expected"),
         [
             ("model", {None: 2, "m": 1, "n": 1}),

@@ -11,7 +11,7 @@ from asgiref.sync import async_to_sync
 
 from helix_store.core.contracts import UsageStore
 from helix_store.engine.memory import MemoryWorld
-from helix_store.locks.manager import LockManagerBase
+from helix_store.locks import LockManagerBase
 from helix_store.stores import (
     DatabaseLockManager,
     DatabaseStateStore,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from helix_store.core import moments
 from helix_store.stores import Lock
-from helix_store.streams.writer import StreamWriter
+from helix_store.streams.manager import StreamWriter
 from helix_store.testing.state_store.samples import message, messages
 from helix_store.testing.usage.base import custom, tokens
 from tests.faults.writes.faces import Faces, Write, synchronous

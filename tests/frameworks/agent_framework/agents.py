@@ -40,7 +40,12 @@ class ScriptedClient(BaseChatClient[Any]):
             messages=[Message("assistant", [self.answers.pop(0)])],
             response_id=f"response-{self.number}",
             model="gpt-5",
-            usage_details={"input_token_count": 10, "output_token_count": 5, "total_token_count": 15},
+            usage_details={
+                "input_token_count": 10,
+                "output_token_count": 5,
+                "total_token_count": 15,
+                "cache_creation_input_token_count": 3,
+            },
         )
 
 

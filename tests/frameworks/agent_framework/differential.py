@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 from agent_framework import (
@@ -66,6 +67,8 @@ class Differential:
         self.states: dict[str, dict[str, Any]] = {}
         self.sessions = (sessions, SessionStore())
         self.checkpoints: tuple[CheckpointStorage, ...] = (checkpoints, InMemoryCheckpointStorage())
+        self.times: dict[str, datetime] = {}
+        self.seconds = count()
         self.calls = 0
 
     async def run(self, calls: int) -> None:
@@ -131,12 +134,15 @@ class Differential:
         return str(uuid.UUID(int=self.choose.randrange(12)))
 
     async def _checkpoint(self) -> None:
+        checkpoint_id = self._id()
+        # In memory the latest checkpoint has the latest time; here it is the one that was stored last.
+        at = self.times.setdefault(checkpoint_id, _START + timedelta(seconds=next(self.seconds)))
         checkpoint = WorkflowCheckpoint(
             workflow_name=self._workflow(),
             graph_signature_hash="hash",
-            checkpoint_id=self._id(),
+            checkpoint_id=checkpoint_id,
             previous_checkpoint_id=self.choose.choice([None, self._id()]),
-            timestamp=(_START + timedelta(seconds=self.choose.randrange(20))).isoformat(),
+            timestamp=at.isoformat(),
             state={
                 "value": self.choose.choice(_VALUES),
                 "stored": Stored(self.choose.randrange(9)),
@@ -165,6 +171,7 @@ class Differential:
     async def _drop(self) -> None:
         checkpoint_id = self._id()
         await self._both(self.checkpoints, lambda storage: storage.delete(checkpoint_id))
+        self.times.pop(checkpoint_id, None)
 
 
 async def _result(call: Awaitable[Any]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helix_store.contrib.agent_framework.conversation import CONVERSATION
+from helix_store.contrib.agent_framework.catalogue import CONVERSATION
 from helix_store.core.transcript import CutText, Part
 
 
@@ -36,12 +36,12 @@ def test_texts_thoughts_calls_results_and_files_are_told_apart() -> None:
         Part(kind="call", text='{"city": "Lisbon"}', name="weather", call_id="c1"),
         Part(kind="call", text="{}", name="weather", call_id="c2"),
         Part(kind="result", text="sunny", call_id="c1"),
-        Part(kind="result", text="no", call_id="c2", is_error=True),
+        Part(kind="result", text="no", call_id="c2", is_error=True, rest='{"exception": "failed"}'),
         Part(kind="file", text="2 bytes", name="image/png"),
         Part(kind="file", text="https://example.com/map.png", name="image/png"),
         Part(kind="file", text="file-1", name="hosted_file"),
         Part(kind="other", text="quota", name="error", is_error=True),
-        Part(kind="other", text='{"type": "usage", "usage_details": {}}'),
+        Part(kind="other", text='{"type": "usage", "usage_details": {}}', name="usage"),
     ]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import pytest
@@ -126,7 +127,8 @@ def test_an_agent_continues_in_another_process_and_its_usage_is_recorded(
     usage = DatabaseUsageStore(committed_db.alias, tenant=committed_db.tenant)
     entries = usage.get_entries(DjangoHistoryProvider.session_id_of("trip"))
     assert [(entry.model, entry.source.name) for entry in entries] == [("gpt-5", "guide")] * 2
-    assert [entry.tokens and entry.tokens.completion for entry in entries] == [5, 5]
+    counts = [(each.tokens.completion, each.tokens.cache_write) for each in entries if each.tokens]
+    assert counts == [(5, 3)] * 2
     _talk(committed_db, "three", session_id="free", model=None)
     assert usage.get_entries("free") == []
 
@@ -264,6 +266,18 @@ def test_a_workflow_waits_for_a_person_and_continues_in_another_process(
     ids = run(storage.list_checkpoint_ids(workflow_name="trip"))
     assert ids == [each.checkpoint_id for each in run(storage.list_checkpoints(workflow_name="trip"))]
     assert len(ids) > 2
+
+
+def test_the_latest_checkpoint_is_the_last_one_that_was_stored(committed_db: CommittedDatabase) -> None:
+    """The clock of the second worker is an hour behind that of the first."""
+    storage = checkpoints_of(committed_db)
+    now = datetime.now(UTC)
+    for name, at in (("first", now), ("second", now - timedelta(hours=1))):
+        checkpoint = WorkflowCheckpoint("trip", "hash", checkpoint_id=name, timestamp=at.isoformat())
+        run(storage.save(checkpoint))
+    latest = run(storage.get_latest(workflow_name="trip"))
+    assert latest is not None
+    assert latest.checkpoint_id == "second"
 
 
 def test_a_type_that_is_not_allowed_is_refused_before_it_is_stored(committed_db: CommittedDatabase) -> None:

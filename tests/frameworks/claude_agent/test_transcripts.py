@@ -24,6 +24,7 @@ from helix_store.contrib.claude_agent import DjangoSessionStore
 from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.models import Item, Session, UsageEntry
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.claude_agent.conftest import NewStore
 from tests.processes import run_in_processes
@@ -95,12 +96,15 @@ async def test_any_json_value_comes_back_as_it_was(store: DjangoSessionStore, va
     assert repr(loaded) == repr([entry])
 
 
-@pytest.mark.parametrize("value", [{1: "a"}, (1, 2), {"a", "b"}, b"bytes"])
+@for_each("value", [{1: "a"}, (1, 2), {"a", "b"}, b"bytes"])
 async def test_what_is_not_json_is_refused_and_nothing_is_stored(
     store: DjangoSessionStore, committed_db: CommittedDatabase, value: Any
 ) -> None:
-    with pytest.raises(InvalidPayload):
-        await store.append(KEY, [said("before"), cast("Any", {"type": "x", "value": value})])
+    for large in ("", "x" * 9 * 1024 * 1024):
+        entry = {"type": "x", "value": value, "large": large}
+        with pytest.raises(InvalidPayload) as refused:
+            await store.append(KEY, [said("before"), cast("Any", entry)])
+        assert refused.value.path.startswith("/entries/1/value")
     assert await store.load(KEY) is None
     assert (await rows_of(committed_db))["item"] == 0
 
@@ -159,7 +163,7 @@ async def test_keys_of_a_thousand_characters_are_kept_apart(
     assert {entry["session_id"] for entry in listed} == {long["session_id"], other["session_id"]}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "error"),
     [
         ({"project_key": "p" * 1001, "session_id": "s"}, LimitExceeded),
@@ -284,6 +288,7 @@ def append_batches(alias: str, tenant: str, worker: int) -> None:
     asyncio.run(append_all())
 
 
+@pytest.mark.thorough
 async def test_processes_that_append_at_once_fold_one_summary(
     store: DjangoSessionStore, committed_db: CommittedDatabase
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from helix_store import DatabaseUsageStore
@@ -29,6 +30,25 @@ async def test_what_the_models_spent_is_in_the_ledger_once(
     assert set(rollup.tokens_by_model) == {"claude-opus-4-6", "claude-haiku-4-5"}
     entries = await usage.aget_entries(store.session_id_of(KEY))
     assert {entry.timestamp for entry in entries} == {1_795_168_800_000}
+
+
+async def test_tokens_written_to_a_cache_have_their_own_price(
+    store: DjangoSessionStore, committed_db: CommittedDatabase
+) -> None:
+    """A million tokens for Claude Opus 4.6: 5 dollars, 6.25 if they are cached, 10 if for an hour."""
+    for lifetime in ("5m", "1h"):
+        entry = answered(f"m{lifetime}", lifetime, output=0)
+        entry["message"]["usage"] |= {
+            "input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 1_000_000,
+            "cache_creation": {f"ephemeral_{lifetime}_input_tokens": 1_000_000},
+        }
+        await store.append(KEY, [entry])
+    entries = await usage_store(committed_db).aget_entries(store.session_id_of(KEY))
+    counts = [(each.tokens.prompt, each.tokens.cache_write) for each in entries if each.tokens]
+    assert counts == [(1_000_000, 1_000_000)] * 2
+    assert [entry.cost_usd for entry in entries] == [Decimal("6.25"), 10]
 
 
 async def test_a_response_in_several_batches_is_recorded_with_its_last_usage(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
-from helix_store.contrib.google_adk.conversation import CONVERSATION
+from helix_store.contrib.google_adk.catalogue import CONVERSATION
 from helix_store.core.transcript import CutText, Part
 from helix_store.engine.database import Database
 from helix_store.items import ItemLog
 from helix_store.models import Session
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -34,13 +33,13 @@ def test_texts_thoughts_calls_results_and_files_are_told_apart() -> None:
         {"executable_code": {"code": "1 + 1"}},
     ) == [
         Part(kind="thinking", text="hm"),
-        Part(kind="text", text="It is"),
+        Part(kind="text", text="It is", rest='{"thought_signature": "AP8="}'),
         Part(kind="call", text='{"city": "Lisbon"}', name="weather", call_id="c1"),
         Part(kind="result", text='{"result": "sunny"}', name="weather", call_id="c1"),
         Part(kind="result", text='{"error": "no"}', name="weather", call_id="c2", is_error=True),
         Part(kind="file", text="2 bytes", name="image/png"),
         Part(kind="file", text="gs://bucket/map", name="map.png"),
-        Part(kind="other", text='{"executable_code": {"code": "1 + 1"}}'),
+        Part(kind="call", text="1 + 1", name="executable_code"),
     ]
     cut = {"inline_data": {"data": CutText("AP8="), "mime_type": "image/png"}}
     assert parts(cut) == [Part(kind="file", text="more than 2 bytes", name="image/png")]
@@ -53,7 +52,7 @@ def test_the_author_and_the_time_of_the_event_are_shown() -> None:
     assert (said.role, said.at) == ("user", datetime(2023, 11, 14, 22, 13, 20, 500_000, tzinfo=UTC))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "event",
     [
         {},
@@ -72,7 +71,7 @@ def test_a_damaged_event_raises_nothing(event: dict[str, Any]) -> None:
 
 
 def test_a_session_has_one_conversation_and_its_state_is_none(committed_db: CommittedDatabase) -> None:
-    options = {"using": committed_db.alias, "tenant": committed_db.tenant}
+    options: dict[str, Any] = {"using": committed_db.alias, "tenant": committed_db.tenant}
     ItemLog("s", "google_adk/session", **options).put("travel", {"state": {}})
     for text in ("hi", "hello"):
         event = {"author": "user", "content": {"parts": [{"text": text}]}}

@@ -26,6 +26,7 @@ from google.genai import types
 from helix_store import DatabaseStateStore, DatabaseUsageStore
 from helix_store.cleanup import erase
 from helix_store.contrib.google_adk import DjangoSessionService
+from helix_store.core.usage import TokenCounts
 from helix_store.exceptions import FencedOutError, IntegrityFault, LimitExceeded
 from helix_store.models import Item, UsageEntry
 from helix_store.models import Session as StoredSession
@@ -304,7 +305,17 @@ def test_a_superseded_owner_writes_nothing(
 
 def _usage() -> types.GenerateContentResponseUsageMetadata:
     return types.GenerateContentResponseUsageMetadata(
-        prompt_token_count=10, candidates_token_count=5, thoughts_token_count=2, cached_content_token_count=4
+        prompt_token_count=10,
+        candidates_token_count=5,
+        thoughts_token_count=2,
+        cached_content_token_count=4,
+        prompt_tokens_details=[
+            types.ModalityTokenCount(modality=types.MediaModality.TEXT, token_count=7),
+            types.ModalityTokenCount(modality=types.MediaModality.AUDIO, token_count=3),
+        ],
+        candidates_tokens_details=[
+            types.ModalityTokenCount(modality=types.MediaModality.AUDIO, token_count=1)
+        ],
     )
 
 
@@ -326,7 +337,9 @@ def test_usage_is_recorded_with_the_event(committed_db: CommittedDatabase) -> No
     (entry,) = usage.get_entries(service.session_id_of(APP, USER, SESSION))
     assert (entry.model, entry.source.name) == ("gemini-2.5-pro", "guide")
     assert entry.tokens is not None
-    assert entry.tokens.to_dict() == {"prompt": 10, "completion": 7, "reasoning": 2, "cached": 4, "total": 17}
+    assert entry.tokens == TokenCounts(
+        prompt=10, completion=7, reasoning=2, cached=4, audio_prompt=3, audio_completion=1, total=17
+    )
     silent = service_of(committed_db, model=None)
     run(silent.append_event(get(silent), event("again", usage_metadata=_usage())))
     assert len(usage.get_entries(service.session_id_of(APP, USER, SESSION))) == 1

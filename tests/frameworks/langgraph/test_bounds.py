@@ -11,6 +11,7 @@ from langgraph.store.base import ListNamespacesOp, MatchCondition
 
 from helix_store.contrib.langgraph import DjangoSaver, DjangoStore
 from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery, LimitExceeded
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.langgraph.graphs import config_of, put
 
@@ -59,7 +60,7 @@ TOO_MUCH: dict[str, tuple[Callable[[DjangoSaver], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("call", "name"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
+@for_each(("call", "name"), TOO_MUCH.values(), ids=TOO_MUCH.keys(), shared=True)
 def test_more_than_a_call_may_hold_is_refused_before_sql(
     saver: DjangoSaver, committed_db: CommittedDatabase, call: Callable[[DjangoSaver], Any], name: str
 ) -> None:
@@ -90,7 +91,7 @@ WRONG: dict[str, Callable[[DjangoSaver], Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())
+@for_each("call", WRONG.values(), ids=WRONG.keys())
 def test_what_cannot_be_written_or_compared_is_refused_before_sql(
     saver: DjangoSaver, committed_db: CommittedDatabase, call: Callable[[DjangoSaver], Any]
 ) -> None:

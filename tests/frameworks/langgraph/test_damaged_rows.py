@@ -20,6 +20,7 @@ from helix_store.contrib.langgraph.models import (
 )
 from helix_store.doctor import diagnose
 from helix_store.exceptions import IntegrityFault
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.langgraph.graphs import config_of, put, put_chain
 
@@ -187,7 +188,7 @@ def test_a_search_leaves_a_damaged_memory_out(
 # --- The doctor ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [LangGraphCheckpoint, LangGraphValue, LangGraphWrite])
+@for_each("model", [LangGraphCheckpoint, LangGraphValue, LangGraphWrite])
 def test_the_doctor_finds_rows_of_a_type_that_the_saver_does_not_read(
     empty_db: CommittedDatabase, model: Any
 ) -> None:

@@ -10,9 +10,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
 from helix_store.contrib.langgraph import DjangoSaver
-from helix_store.contrib.langgraph.conversation import CONVERSATION
+from helix_store.contrib.langgraph.catalogue import CONVERSATION
 from helix_store.engine.database import Database
 from helix_store.models import Session
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.langgraph.graphs import config_of, put
 
@@ -46,7 +47,7 @@ def _run(checkpointer: Any, turns: int) -> Any:
     return graph
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3, 5, 8])
+@for_each("turns", [1, 2, 3, 5, 8])
 def test_keep_latest_keeps_the_ancestors_that_a_delta_channel_needs(saver: DjangoSaver, turns: int) -> None:
     graph = _run(saver, turns)
     before = graph.get_state(config_of("thread")).values
@@ -99,7 +100,7 @@ def test_a_copy_of_a_delta_thread_has_its_value(saver: DjangoSaver) -> None:
     assert graph.get_state(config_of("copy")).values == expected
 
 
-@pytest.mark.parametrize("text", ["x", "x" * 300, "x" * 70_000])
+@for_each("text", ["x", "x" * 300, "x" * 70_000])
 def test_the_conversation_shows_snapshots_and_says_where_there_are_deltas(
     committed_db: CommittedDatabase, saver: DjangoSaver, text: str
 ) -> None:

@@ -15,6 +15,7 @@ from helix_store.contrib.langgraph import DjangoSaver, plain, register_types
 from helix_store.exceptions import InvalidPayload
 from helix_store.models import Session
 from helix_store.transfer import ImportSummary
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.frameworks.langgraph.graphs import config_of, put_chain
 from tests.frameworks.langgraph.test_damaged_rows import REVIVED
@@ -48,8 +49,8 @@ def is_empty(db: CommittedDatabase) -> bool:
     return not Session.objects.using(db.alias).filter(tenant=db.tenant).exists()
 
 
-@pytest.mark.parametrize("kind", ["json", "pickle", "nonsense", "", "+aes", "msgpack+", "json+aes", "x\n"])
-@pytest.mark.parametrize("record", RECORDS)
+@for_each("kind", ["json", "pickle", "nonsense", "", "+aes", "msgpack+", "json+aes", "x\n"])
+@for_each("record", RECORDS)
 def test_a_type_that_no_reader_takes_is_refused(
     committed_db: CommittedDatabase, records: list[dict[str, Any]], record: str, kind: str
 ) -> None:
@@ -59,8 +60,8 @@ def test_a_type_that_no_reader_takes_is_refused(
     assert is_empty(committed_db)
 
 
-@pytest.mark.parametrize("kind", ["msgpack", "null", "bytes", "bytearray", "msgpack+aes"])
-@pytest.mark.parametrize("record", RECORDS)
+@for_each("kind", ["msgpack", "null", "bytes", "bytearray", "msgpack+aes"])
+@for_each("record", RECORDS)
 def test_the_types_of_the_serializers_of_langgraph_are_imported(
     committed_db: CommittedDatabase, records: list[dict[str, Any]], record: str, kind: str
 ) -> None:
@@ -84,9 +85,7 @@ def test_a_type_of_a_serializer_of_the_project_is_imported_once_it_is_registered
         register_types("two\nlines")
 
 
-@pytest.mark.parametrize(
-    "versions", ["nonsense", "", "[1]", '{"log":1}', '{"log":null}', "null", "[" * 100_000]
-)
+@for_each("versions", ["nonsense", "", "[1]", '{"log":1}', '{"log":null}', "null", "[" * 100_000])
 def test_versions_that_would_break_every_list_are_refused(
     committed_db: CommittedDatabase, records: list[dict[str, Any]], versions: str
 ) -> None:
@@ -120,7 +119,7 @@ def test_a_saver_s_row_of_the_type_json_is_told_and_left(
     assert found.pending_writes == [("task", "other", [2])]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "path"),
     [
         ({"v": "4"}, "/checkpoint/v"),

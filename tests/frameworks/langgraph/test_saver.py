@@ -19,6 +19,7 @@ from helix_store.core.limits import MAX_TITLE_BYTES
 from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.langgraph.graphs import config_of, put, put_chain
 from tests.processes import run_in_threads
@@ -72,7 +73,7 @@ def test_interrupts_are_replaced_and_other_writes_are_kept(saver: DjangoSaver) -
     assert found.pending_writes == [("task", "__interrupt__", "c"), ("task", "channel", 1)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     ["\x00", "é" * 400, b"\x00\xff", bytearray(b"\x00\xff"), float("inf"), [1, {"a": None}], "x" * 200],
 )
@@ -97,7 +98,7 @@ def test_a_value_is_stored_once_for_all_checkpoints(
         assert found.checkpoint["channel_values"]["log"] == [1]
 
 
-@pytest.mark.parametrize("thread_id", ["p" * 300 + "/session", "two\nlines", "~" + "0" * 32])
+@for_each("thread_id", ["p" * 300 + "/session", "two\nlines", "~" + "0" * 32])
 def test_an_id_that_no_session_can_have_is_a_thread(saver: DjangoSaver, thread_id: str) -> None:
     stored = put(saver, config_of(thread_id))
     assert stored["configurable"]["thread_id"] == thread_id
@@ -143,7 +144,7 @@ def test_the_session_of_a_thread_has_its_user_and_title(
     assert (state.agent_type, state.user_id, state.title) == ("langgraph", "ada", "A trip")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "stored"),
     [(42, "42"), (UUID(int=1), "00000000-0000-0000-0000-000000000001"), (True, None), ("", None)],
 )
@@ -172,7 +173,7 @@ def test_a_tenant_does_not_see_the_threads_of_another(
     assert list(other.list(None)) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wanted", "count"),
     [
         ({"step": 1}, 1),
@@ -195,7 +196,7 @@ def test_a_filter_compares_members_of_the_metadata(
     assert len(list(saver.list(config_of("thread"), filter=wanted))) == count
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [b"x", float("nan"), {"a": {1}}, [Point], "x" * 8_193, [[[[[[[["deep"]]]]]]]]],
     ids=["bytes", "nan", "set", "type", "long", "deep"],
@@ -209,7 +210,7 @@ def test_a_filter_that_cannot_be_compared_is_refused_and_matches_nothing(
     assert refused.value.path == "/filter/nested"
 
 
-@pytest.mark.parametrize("checkpoint_id", ["1f\x00", "1f\udc00", 7])
+@for_each("checkpoint_id", ["1f\x00", "1f\udc00", 7])
 def test_a_list_before_what_is_no_id_is_refused(saver: DjangoSaver, checkpoint_id: Any) -> None:
     put_chain(saver, "thread", 1)
     with pytest.raises(InvalidPayload) as refused:

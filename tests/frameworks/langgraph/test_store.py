@@ -26,6 +26,7 @@ from langgraph.store.memory import InMemoryStore
 from helix_store.contrib.langgraph import DjangoStore
 from helix_store.contrib.langgraph.models import LangGraphMemory
 from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, fresh_tenant
 
 USER = ("users", "alice")
@@ -49,7 +50,7 @@ def term_of(database: CommittedDatabase, key: str) -> Any:
 # --- Values -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         {},
@@ -89,7 +90,7 @@ def test_a_tenant_does_not_see_the_items_of_another_one(committed_db: CommittedD
     assert store_of(committed_db).get(USER, "k") is not None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "path"),
     [
         (lambda store: store.put(USER, "k", {"when": object()}), InvalidPayload, "/value/when"),
@@ -141,7 +142,7 @@ def test_without_an_index_a_query_changes_nothing_and_is_warned_of_once(
     ]
 
 
-@pytest.mark.parametrize("labels", [("a.b",), ("a", ""), ("a\x00",), ("a", 1)])
+@for_each("labels", [("a.b",), ("a", ""), ("a\x00",), ("a", 1)])
 def test_a_label_that_would_name_another_namespace_is_refused(
     committed_db: CommittedDatabase, labels: Any
 ) -> None:
@@ -183,7 +184,7 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize("label", STRANGE)
+@for_each("label", STRANGE)
 def test_a_label_means_itself_in_every_question(committed_db: CommittedDatabase, label: str) -> None:
     store = store_of(committed_db)
     for each in STRANGE:
@@ -239,7 +240,7 @@ def test_a_search_shows_the_last_written_first(committed_db: CommittedDatabase) 
     assert [item.key for item in store.search(("users",), limit=1, offset=1)] == ["c"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("condition", "keys"),
     [
         ({"n": 2}, {"int", "float"}),
@@ -387,7 +388,17 @@ def test_a_put_without_a_term_ends_the_term(committed_db: CommittedDatabase) -> 
     assert term_of(committed_db, "k") is None
 
 
-@pytest.mark.parametrize("config", [{"sweep_interval_minutes": 5}, {"default": 5}, {"default_ttl": -1}])
+def test_the_configuration_of_postgres_store_is_accepted(
+    committed_db: CommittedDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    ttl: Any = {"default_ttl": 60, "refresh_on_read": True, "sweep_interval_minutes": 5}
+    store = DjangoStore(using=committed_db.alias, tenant=committed_db.tenant, ttl=ttl)
+    store.put(USER, "k", {})
+    assert term_of(committed_db, "k") is not None
+    assert "cleanup_expired_sessions" in caplog.text
+
+
+@pytest.mark.parametrize("config", [{"default": 5}, {"default_ttl": -1}])
 def test_a_configuration_without_effect_is_refused(config: Any) -> None:
     with pytest.raises(InvalidPayload):
         DjangoStore(ttl=config)
@@ -430,7 +441,7 @@ async def test_it_is_called_from_coroutines(committed_db: CommittedDatabase) -> 
     assert await store.asweep_ttl() == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "count"),
     [
         (lambda store: store.get(USER, "k"), 1),

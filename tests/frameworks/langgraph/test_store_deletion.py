@@ -9,6 +9,7 @@ from langgraph.store.base import InvalidNamespaceError, PutOp
 
 from helix_store.contrib.langgraph import DjangoStore
 from helix_store.exceptions import InvalidPayload, LimitExceeded
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, fresh_tenant
 from tests.frameworks.langgraph.test_store import USER, store_of
 
@@ -36,7 +37,7 @@ async def test_a_namespace_is_deleted_from_async_code(committed_db: CommittedDat
     assert await store.adelete_namespace(USER) == 1
 
 
-@pytest.mark.parametrize("prefix", [(), "users", ("users.alice",), ("users", ""), ("x" * 2_000,)])
+@for_each("prefix", [(), "users", ("users.alice",), ("users", ""), ("x" * 2_000,)])
 def test_a_namespace_that_cannot_be_stored_deletes_nothing(
     committed_db: CommittedDatabase, prefix: Any
 ) -> None:

@@ -21,6 +21,7 @@ from helix_store.contrib.langgraph import DjangoSaver, UsageRecorder
 from helix_store.core.usage import TokenCounts, UsageEntry
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 USAGE: Any = {
@@ -30,7 +31,9 @@ USAGE: Any = {
     "input_token_details": {"cache_read": 100, "cache_creation": 10, "audio": 1},
     "output_token_details": {"reasoning": 20},
 }
-MEASURED = TokenCounts(prompt=120, completion=30, reasoning=20, cached=100, total=150)
+MEASURED = TokenCounts(
+    prompt=120, completion=30, reasoning=20, cached=100, cache_write=10, audio_prompt=1, total=150
+)
 Ask = Callable[[Any, dict[str, Any]], Any]
 
 
@@ -107,8 +110,8 @@ def test_a_response_is_recorded_with_the_counts_of_its_message(
     assert [found.id for found in page.entries] == [entry.id]
 
 
-@pytest.mark.parametrize("call", [ask, aask])
-@pytest.mark.parametrize(("city", "succeeds"), [("Lisbon", True), ("Atlantis", False), ("Avalon", False)])
+@for_each("call", [ask, aask])
+@for_each(("city", "succeeds"), [("Lisbon", True), ("Atlantis", False), ("Avalon", False)])
 def test_a_tool_is_recorded_with_its_success(
     committed_db: CommittedDatabase, call: Ask, city: str, succeeds: bool
 ) -> None:
@@ -161,7 +164,7 @@ def test_a_response_from_the_cache_is_not_recorded_again(committed_db: Committed
     assert len(entries(committed_db)) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("response", "model"),
     [({"model": "claude"}, "claude"), ({}, "genericfakechat"), ({"model_name": ""}, None)],
 )

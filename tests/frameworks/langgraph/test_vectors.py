@@ -21,6 +21,7 @@ from helix_store.contrib.langgraph import DjangoStore
 from helix_store.contrib.langgraph.models import LangGraphMemory
 from helix_store.contrib.langgraph.vectors.models import LangGraphVector
 from helix_store.exceptions import InvalidPayload, NotSupportedOnBackend
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, delete_all_rows, fresh_tenant
 from tests.transfer.files import exported, imported
 
@@ -166,7 +167,7 @@ def test_vectors_of_an_earlier_model_do_not_count(postgres_db: CommittedDatabase
     assert [item.key for item in earlier.search(USER, query="kyoto")] == ["old"]
 
 
-@pytest.mark.parametrize("way", ["delete", "delete_namespace", "sweep_ttl", "erase"])
+@for_each("way", ["delete", "delete_namespace", "sweep_ttl", "erase"])
 def test_vectors_are_deleted_with_their_value(committed_db: CommittedDatabase, way: str) -> None:
     """On SQLite only an import stores vectors."""
     store = without_index(committed_db)
@@ -245,7 +246,7 @@ def test_without_the_app_the_error_names_it(
         store_of(postgres_db)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "wrong"),
     [
         ("/index/dims", {"dims": 0}),

@@ -12,6 +12,7 @@ from helix_store.contrib.langgraph import DjangoSaver
 from helix_store.exceptions import FencedOutError, InvalidPayload
 from helix_store.models import Session
 from helix_store.stores import DatabaseLockManager
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 
@@ -63,7 +64,7 @@ def test_a_superseded_owner_cannot_fork_the_chain(saver: DjangoSaver) -> None:
     assert _stored(saver) == ids
 
 
-@pytest.mark.parametrize("channel", ["channel", "__resume__", "__error__", "__interrupt__"])
+@for_each("channel", ["channel", "__resume__", "__error__", "__interrupt__"])
 def test_a_superseded_owner_cannot_replace_a_write(saver: DjangoSaver, channel: str) -> None:
     former = saver.claim_write_ownership("thread")
     stored = _put(former)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from enum import StrEnum
-from typing import Any
+from inspect import getsource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from agents import Runner, SessionSettings, set_tracing_disabled
+from agents.extensions.memory import AdvancedSQLiteSession
 from agents.memory import OpenAIResponsesCompactionSession, Session
 from agents.memory import session as sdk_session
 from agents.memory.session import _session_accepts_wrapper
@@ -16,6 +20,7 @@ from agents.usage import Usage
 
 from helix_store import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore
 from helix_store.contrib.openai_agents import DjangoSession
+from helix_store.core.usage import TokenCounts
 from helix_store.exceptions import FencedOutError, InvalidPayload
 from helix_store.items import ItemLog
 from helix_store.models import Item
@@ -161,8 +166,29 @@ async def test_a_superseded_writer_is_refused(committed_db: CommittedDatabase) -
     with pytest.raises(FencedOutError):
         await session.add_items([user("b")])
     with pytest.raises(FencedOutError):
+        await session._atomic_replace_items([user("b")])
+    with pytest.raises(FencedOutError):
         await session.pop_item()
     assert await contents(session) == ["a"]
+
+
+async def test_a_wrong_key_deletes_nothing_if_the_session_checks_before_a_pop(session: DjangoSession) -> None:
+    fernet = pytest.importorskip("cryptography.fernet")
+    from agents.extensions.memory import EncryptedSession
+
+    def encrypted(key: str, **options: Any) -> Any:
+        theirs = EncryptedSession("chat", cast("Any", session), encryption_key=key, **options)
+        session.check_before_pop = lambda item: theirs.cipher.extract_timestamp(
+            cast("Any", item)["payload"].encode()
+        )
+        return theirs
+
+    right, wrong = (fernet.Fernet.generate_key().decode() for _ in range(2))
+    await encrypted(right).add_items([user("a"), user("b")])
+    with pytest.raises(fernet.InvalidToken):
+        await encrypted(wrong).pop_item()
+    assert await encrypted(right).pop_item() == user("b")
+    assert await encrypted(right).get_items() == [user("a")]
 
 
 # --- Compaction ------------------------------------------------------------------------------------
@@ -193,10 +219,53 @@ async def test_a_replacement_prunes_the_oldest_items(session: DjangoSession) -> 
     assert await contents(session) == ["kept", "summary"]
 
 
+async def test_a_session_that_stores_items_in_another_form_is_not_replaced(session: DjangoSession) -> None:
+    class Shouting(DjangoSession):
+        async def add_items(self, items: list[Any], **options: Any) -> None:
+            await super().add_items([user(item["content"].upper()) for item in items])
+
+    assert not await Shouting("chat")._atomic_replace_items([user("summary")])
+
+
 async def test_the_compaction_session_of_the_sdk_takes_it(session: DjangoSession) -> None:
     compacting = OpenAIResponsesCompactionSession("chat", session)
     await compacting.add_items([user("a")])
     assert await compacting.get_items() == [user("a")]
+
+
+class Compacting:
+    """What `OpenAIResponsesCompactionSession` needs of the OpenAI client: it compacts to one message."""
+
+    responses: Any
+
+    def __init__(self) -> None:
+        self.responses = self
+
+    async def compact(self, **kwargs: Any) -> Any:
+        return SimpleNamespace(output=[user("summary")], usage=None)
+
+
+with_replacement = pytest.mark.skipif(
+    "_atomic_replace_items" not in getsource(OpenAIResponsesCompactionSession),
+    reason="this version of the SDK clears a session before it adds the compacted items",
+)
+
+
+@with_replacement
+async def test_a_compaction_by_hand_replaces_the_current_branch_alone(
+    session: DjangoSession,
+) -> None:
+    await session.add_items([user("a"), user("b")])
+    await session.create_branch_from_turn(2, "other")
+    await session.add_items([user("c")])
+
+    client: Any = Compacting()
+    compacting = OpenAIResponsesCompactionSession("chat", session, client=client, compaction_mode="input")
+    await compacting.run_compaction({"force": True})
+    assert await contents(session) == ["summary"]
+    assert session.branch_id == "other"
+    await session.switch_to_branch("main")
+    assert await contents(session) == ["a", "b"]
 
 
 # --- Branches --------------------------------------------------------------------------------------
@@ -263,6 +332,47 @@ async def test_turns_are_listed_with_their_texts(session: DjangoSession) -> None
     assert turns[0]["full_content"] == "x" * 150
 
 
+def test_it_has_every_public_name_of_the_advanced_session_of_the_sdk(session: DjangoSession) -> None:
+    theirs = {name for name in dir(AdvancedSQLiteSession) if not name.startswith("_")}
+    # There is no connection to close.
+    assert theirs - set(dir(session)) == {"close"}
+
+
+async def test_turns_and_tools_are_those_of_the_advanced_session(
+    session: DjangoSession, tmp_path: Path
+) -> None:
+    def call(kind: str, **fields: Any) -> Any:
+        return {"type": kind, "call_id": "c", **fields}
+
+    items: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        user("one"),
+        call("function_call", name="weather"),
+        call("function_call", name="weather"),
+        call("function_call_output", output="sunny"),
+        call("function_call", name="find", namespace="crm"),
+        {"role": "assistant", "content": "Sunny.", "type": "message"},
+        user("two"),
+        call("mcp_call", name="read", server_label="files"),
+        call("mcp_approval_request", server_label="files"),
+        call("shell_call"),
+        call("web_search_call"),
+        call("tool_search_output"),
+        {"content": "?"},
+        user("three"),
+        call("tool_search_call"),
+        call("tool_search_output"),
+        call("custom_tool_call", name="lookup"),
+    ]
+    theirs = AdvancedSQLiteSession(session_id="s", db_path=tmp_path / "s.db", create_tables=True)
+    await theirs.add_items(items)
+    await session.add_items(items)
+    assert await session.get_conversation_by_turns() == await theirs.get_conversation_by_turns()
+    assert sorted(await session.get_tool_usage()) == sorted(await theirs.get_tool_usage())
+    theirs.close()
+    assert await session.get_tool_usage("none") == []
+
+
 # --- Usage -----------------------------------------------------------------------------------------
 
 
@@ -308,6 +418,18 @@ async def test_tokens_of_a_run_that_belong_to_no_request_are_recorded_once(sessi
             "output_tokens": request.output_tokens + 4 * number,
             "total_tokens": request.total_tokens + 7 * number,
         }
+
+
+async def test_tokens_written_to_a_cache_are_counted_apart(
+    session: DjangoSession, committed_db: CommittedDatabase
+) -> None:
+    result = await Runner.run(talking_agent("a"), "one", session=session)
+    details = result.context_wrapper.usage.request_usage_entries[0].input_tokens_details
+    # Releases of the SDK before 0.21 do not report them.
+    cast("Any", details).cache_write_tokens = 30
+    await session.store_run_usage(result)
+    (entry,) = await DatabaseUsageStore(committed_db.alias, tenant=committed_db.tenant).aget_entries("chat")
+    assert entry.tokens == TokenCounts(prompt=100, completion=20, cache_write=30, total=120)
 
 
 async def test_the_usage_of_branches_is_apart(session: DjangoSession) -> None:

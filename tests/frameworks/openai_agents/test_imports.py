@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
+import uuid
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from agents import SQLiteSession
 from agents.extensions.memory import AdvancedSQLiteSession
+from psycopg.conninfo import make_conninfo
 
 from helix_store.adapters import session_id_for
 from helix_store.items import ItemLog
 from helix_store.models import Session
 from tests.commands.running import Ended, run
 from tests.databases import CommittedDatabase
+from tests.transfer.sources.origins import server_address
 
 LONG_ID = "project:" + "x" * 300
 
@@ -76,6 +81,72 @@ def test_each_branch_is_a_lane(committed_db: CommittedDatabase, tmp_path: Path) 
     ended = import_from(file, committed_db)
     assert (ended.code, ended.data["problems"], ended.data["records"]["item"]) == (0, [], 7)
     assert {branch: lane(committed_db, "s", branch) for branch in expected} == expected
+
+
+def test_a_file_that_two_kinds_of_sessions_have_written_keeps_one_order(
+    committed_db: CommittedDatabase, tmp_path: Path
+) -> None:
+    file = tmp_path / "mixed.db"
+    added: list[Any] = []
+
+    async def add(theirs: SQLiteSession, count: int) -> None:
+        for _ in range(count):
+            added.append(user(f"item {len(added)}"))
+            await theirs.add_items([added[-1]])
+        theirs.close()
+
+    async def fill() -> None:
+        await add(SQLiteSession("other", file), 2)
+        added.clear()
+        await add(SQLiteSession("s", file), 3)
+        await add(AdvancedSQLiteSession(session_id="s", db_path=file, create_tables=True), 4)
+        await add(SQLiteSession("s", file), 2)
+
+    asyncio.run(fill())
+    ended = import_from(file, committed_db)
+    assert (ended.code, ended.data["problems"]) == (0, [])
+    assert lane(committed_db, "s") == added
+
+
+def test_sessions_of_sqlalchemy_on_postgresql_have_their_items_in_order(
+    committed_db: CommittedDatabase, django_db_setup: None
+) -> None:
+    """The tables and their columns are those that ``SQLAlchemySession`` makes."""
+    schema = f"agents_{uuid.uuid4().hex}"
+    dsn = make_conninfo(**server_address(), options=f"-c search_path={schema}")
+    expected = {name: [user(f"{name} {number} 日本") for number in range(4)] for name in ("a", LONG_ID)}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+        connection.execute(
+            """
+            CREATE TABLE agent_sessions (
+                session_id VARCHAR PRIMARY KEY,
+                created_at TIMESTAMP WITHOUT TIME ZONE DEFAULT CURRENT_TIMESTAMP NOT NULL,
+                updated_at TIMESTAMP WITHOUT TIME ZONE DEFAULT CURRENT_TIMESTAMP NOT NULL);
+            CREATE TABLE agent_messages (
+                id SERIAL PRIMARY KEY,
+                session_id VARCHAR NOT NULL REFERENCES agent_sessions (session_id) ON DELETE CASCADE,
+                message_data TEXT NOT NULL,
+                created_at TIMESTAMP WITHOUT TIME ZONE DEFAULT CURRENT_TIMESTAMP NOT NULL);"""
+        )
+        for name, items in expected.items():
+            connection.execute("INSERT INTO agent_sessions (session_id) VALUES (%s)", [name])
+            for item in items:
+                values = [name, json.dumps(item, separators=(",", ":"))]
+                connection.execute(
+                    "INSERT INTO agent_messages (session_id, message_data) VALUES (%s, %s)", values
+                )
+        connection.execute(
+            "UPDATE agent_messages SET message_data = '{' WHERE id = (SELECT max(id) FROM agent_messages)"
+        )
+        options = ("--tenant", committed_db.tenant, "--format", "json")
+        ended = run(committed_db.alias, "helix_import", "--from", "openai-agents-postgres", dsn, *options)
+        again = run(committed_db.alias, "helix_import", "--from", "openai-agents-postgres", dsn, *options)
+        connection.execute(f"DROP SCHEMA {schema} CASCADE")
+    expected[LONG_ID].pop()
+    assert {name: lane(committed_db, name) for name in expected} == expected
+    assert (ended.code, ended.data["left"], ended.data["imported"]) == (1, {"items": 1}, {"session": 2})
+    assert (again.data["imported"], again.data["identical"]) == ({}, {"session": 2})
 
 
 def test_what_has_no_place_here_is_told(committed_db: CommittedDatabase, tmp_path: Path) -> None:

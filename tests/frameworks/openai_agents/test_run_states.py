@@ -9,11 +9,12 @@ import pytest
 from agents import Runner, RunState, set_tracing_disabled
 from django.test.utils import CaptureQueriesContext
 
-from helix_store import DatabaseStateStore
+from helix_store import DatabaseStateStore, Store
 from helix_store.contrib.openai_agents import DjangoSession, RunStateStore
 from helix_store.contrib.openai_agents.models import OpenAIRunState
 from helix_store.core import moments
 from helix_store.exceptions import ConflictError, InvalidPayload, LimitExceeded, LockLostError
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.openai_agents.models import approving_agent
 from tests.processes import run_in_threads
@@ -58,7 +59,7 @@ async def test_a_run_waits_for_an_approval_and_goes_on(
     assert await store.awaiting("chat") == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "{}",
@@ -186,7 +187,7 @@ class Deep:
         return self.to_string()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "state",
     [
         "",
@@ -211,7 +212,7 @@ def test_what_no_run_could_continue_from_is_refused_before_sql(
     assert captured.captured_queries == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error"),
     [
         (lambda store: store.save("chat", "{}", state_id=""), InvalidPayload),
@@ -228,3 +229,21 @@ def test_a_bad_argument_is_refused_and_nothing_is_stored(
     with pytest.raises(error):
         call(store)
     assert store.waiting("chat") == []
+
+
+def test_a_saved_run_waits_until_the_last_one_is_done_or_deleted(committed_db: CommittedDatabase) -> None:
+    runs = RunStateStore(committed_db.alias, tenant=committed_db.tenant)
+    store = Store(committed_db.alias, tenant=committed_db.tenant)
+
+    def waiting() -> list[tuple[str, str | None]]:
+        return [(each.session_id, each.detail) for each in store.find_stuck(conditions=["waiting"])]
+
+    first, second = (runs.save("session", f'{{"number": {number}}}') for number in (1, 2))
+    assert waiting() == [("session", "approval")]
+    claim = runs.claim("session", first, resumer="worker")
+    assert claim is not None
+    assert claim.done()
+    assert waiting() == [("session", "approval")]
+    assert runs.delete("session", second)
+    assert waiting() == []
+    assert not runs.delete("session", second)

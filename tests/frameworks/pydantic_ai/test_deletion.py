@@ -6,15 +6,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pytest
 from asgiref.sync import async_to_sync
 
 from helix_store.cleanup import erase, expired_session_cleanup
+from helix_store.contrib.pydantic_ai.catalogue import release_entries
 from helix_store.contrib.pydantic_ai.models import Conversation
-from helix_store.contrib.pydantic_ai.reachability import release_entries
 from helix_store.core import moments
 from helix_store.models import Session, UsageEntry
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.pydantic_ai.conversations import (
     entry_ids,
@@ -57,7 +57,7 @@ def _rest(database: CommittedDatabase) -> tuple[set[str], int, int]:
     return entry_ids(database), families(database), conversations.count()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@for_each("way", WAYS)
 def test_an_entry_goes_with_the_last_conversation_that_reaches_it(
     committed_db: CommittedDatabase, way: Way
 ) -> None:
@@ -76,7 +76,7 @@ def test_an_entry_goes_with_the_last_conversation_that_reaches_it(
     assert _rest(committed_db) == (set(), 0, 0)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@for_each("way", WAYS)
 def test_a_branch_that_was_left_is_kept_and_goes_with_its_conversation(
     committed_db: CommittedDatabase, way: Way
 ) -> None:

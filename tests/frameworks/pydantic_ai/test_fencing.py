@@ -14,6 +14,7 @@ from helix_store.contrib.pydantic_ai import DjangoConversationStore
 from helix_store.exceptions import FencedOutError, InvalidPayload
 from helix_store.models import Session
 from helix_store.stores import DatabaseLockManager
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.pydantic_ai.conversations import (
     entry_ids,
@@ -75,7 +76,7 @@ def _stored(database: CommittedDatabase) -> tuple[Any, ...]:
     return entry_ids(database), families(database), revisions, list(sessions.values_list("session_id"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("write", "name"),
     [
         (save, "trip"),
@@ -94,7 +95,7 @@ def test_a_superseded_owner_writes_nothing(committed_db: CommittedDatabase, writ
     assert _stored(committed_db) == before
 
 
-@pytest.mark.parametrize("write", [save, leave_a_branch, delete])
+@for_each("write", [save, leave_a_branch, delete])
 def test_the_new_owner_writes(committed_db: CommittedDatabase, write: Write) -> None:
     saved(committed_db, "trip", "one")
     _, owner = _owners(committed_db, "trip")
@@ -126,7 +127,7 @@ def test_a_fork_is_fenced_by_the_lock_of_its_own_id(committed_db: CommittedDatab
     assert len(history(committed_db, "other") or ()) == 2
 
 
-@pytest.mark.parametrize("token", ["1", 1.5, True])
+@for_each("token", ["1", 1.5, True])
 def test_a_token_that_is_no_whole_number_is_refused(committed_db: CommittedDatabase, token: Any) -> None:
     with pytest.raises(InvalidPayload) as refused:
         _store(committed_db, token)

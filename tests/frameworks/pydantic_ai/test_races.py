@@ -79,6 +79,7 @@ def in_rounds(start: Barrier, call: Callable[[int], bool]) -> list[bool]:
     return outcomes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("delete", [delete, delete_session])
 def test_a_fork_beside_a_deletion_has_its_whole_history_or_is_refused(
     committed_db: CommittedDatabase, delete: Callable[[CommittedDatabase, str], bool]

@@ -23,6 +23,7 @@ from pydantic_ai.models.test import TestModel
 import helix_store.contrib.pydantic_ai as package
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.models import Session
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, fresh_tenant
 from tests.frameworks.pydantic_ai.conversations import entry_ids, families, forked, saved, say, store_of, turn
 
@@ -57,7 +58,7 @@ async def test_an_agent_continues_a_stored_conversation(committed_db: CommittedD
     assert await store.load("trip", scope="grace") is None
 
 
-@pytest.mark.parametrize("value", HARD, ids=["json", "text", "tildes"])
+@for_each("value", HARD, ids=["json", "text", "tildes"])
 def test_messages_come_back_exactly(committed_db: CommittedDatabase, value: Any) -> None:
     conversation = Conversation(conversation_id="hard")
     conversation.messages = [
@@ -155,7 +156,7 @@ def test_an_entry_does_not_change(committed_db: CommittedDatabase) -> None:
     assert async_to_sync(store_of(committed_db).load)("thief") is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ids", "path"),
     [
         ([("a", None), ("a", "a")], "new_entries/1/id"),

@@ -9,8 +9,8 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 
+from helix_store.contrib.pydantic_ai.catalogue import faults_of_conversations, faults_of_entries
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
-from helix_store.contrib.pydantic_ai.reachability import faults_of_conversations, faults_of_entries
 from helix_store.doctor import diagnose
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 from asgiref.sync import async_to_sync
 from pydantic_ai.conversation import Conversation
@@ -70,6 +71,18 @@ def test_what_the_responses_do_not_say_belongs_to_the_last_model(committed_db: C
     assert (entry.model, entry.tokens.prompt, entry.tokens.cached) == ("fast", 95, 30)
     assert entry.cost_usd == Decimal("0.25")
     assert _counts(committed_db, "trip") == {"requests": 1, "tool_calls": 2}
+
+
+def test_tokens_with_a_price_of_their_own_are_counted_apart(committed_db: CommittedDatabase) -> None:
+    conversation = Conversation(conversation_id="trip")
+    turn(conversation, "one")
+    spent: dict[str, Any] = {"input_tokens": 90, "cache_write_tokens": 30, "input_audio_tokens": 20}
+    conversation.usage += RunUsage(**spent, output_tokens=10, output_audio_tokens=7)
+    _save(committed_db, conversation)
+    (entry,) = _tokens(committed_db, "trip")
+    assert entry.tokens is not None
+    kinds = (entry.tokens.cache_write, entry.tokens.audio_prompt, entry.tokens.audio_completion)
+    assert kinds == (30, 20, 7)
 
 
 def test_a_fork_does_not_spend_again(committed_db: CommittedDatabase) -> None:

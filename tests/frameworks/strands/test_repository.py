@@ -22,6 +22,7 @@ from helix_store.contrib.strands import DjangoSessionRepository
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.models import Item, UsageEntry
 from helix_store.models import Session as StoredSession
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.processes import run_in_threads
 
@@ -88,7 +89,7 @@ def test_what_is_stored_comes_back_as_from_files(repository: DjangoSessionReposi
     assert repository.list_messages(SESSION, "guide") == files.list_messages(SESSION, "guide")
 
 
-@pytest.mark.parametrize("text", ["\x00", "\ud800", "\ud83d" + "\ude00", json.loads("1e400"), 10**400])
+@for_each("text", ["\x00", "\ud800", "\ud83d" + "\ude00", json.loads("1e400"), 10**400])
 def test_any_json_value_comes_back(repository: DjangoSessionRepository, text: Any) -> None:
     started(repository).create_message(SESSION, "guide", message(0, text))
     assert texts(repository.list_messages(SESSION, "guide")) == [text]
@@ -258,7 +259,8 @@ def test_cached_tokens_are_part_of_the_prompt(
         repository.create_message(SESSION, "guide", message(number, metadata={"usage": usage}))
     ledger = DatabaseUsageStore(committed_db.alias, tenant=committed_db.tenant)
     entries = ledger.get_entries(SESSION)
-    assert [(each.tokens.prompt, each.tokens.cached) for each in entries if each.tokens] == [(100, 50)] * 2
+    counts = [each.tokens for each in entries if each.tokens]
+    assert [(each.prompt, each.cached, each.cache_write) for each in counts] == [(100, 50, 5)] * 2
 
 
 # --- The session in this store ---------------------------------------------------------------------

@@ -12,6 +12,7 @@ from helix_store.checkpointers import GraphCheckpointStore
 from helix_store.core.types import CheckpointSource
 from helix_store.core.validation import milliseconds_to_datetime
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 from tests.transfer.sources.origins import NOON, ObskuTables
@@ -174,7 +175,7 @@ MESSAGE_FAULTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("columns", "reason"), MESSAGE_FAULTS, ids=lambda value: str(value)[:40])
+@for_each(("columns", "reason"), MESSAGE_FAULTS, ids=lambda value: str(value)[:40])
 def test_a_message_with_a_fault_is_left_and_told_by_its_id(
     obsku: ObskuTables,
     committed_db: CommittedDatabase,
@@ -212,7 +213,7 @@ CHECKPOINT_FAULTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("columns", "reason"), CHECKPOINT_FAULTS, ids=lambda value: str(value)[:40])
+@for_each(("columns", "reason"), CHECKPOINT_FAULTS, ids=lambda value: str(value)[:40])
 def test_a_checkpoint_with_a_fault_is_left_and_told_by_its_id(
     obsku: ObskuTables,
     committed_db: CommittedDatabase,
@@ -251,7 +252,7 @@ def test_what_obsku_can_write_but_not_read_is_imported(
     assert graph.get_messages("s")[0].tool_calls == [{"name": "x"}]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "becomes"),
     [
         ({"__type": "Set", "value": [{"a": 1}]}, [{"a": 1}]),
@@ -281,7 +282,7 @@ def test_what_only_looks_like_a_tag_is_kept(
     assert session.metadata == metadata
 
 
-@pytest.mark.parametrize("metadata", ["{", "[1]", '{"__type": "Date"}'])
+@for_each("metadata", ["{", "[1]", '{"__type": "Date"}'])
 def test_metadata_with_a_fault_is_left_and_the_session_imported(
     obsku: ObskuTables, committed_db: CommittedDatabase, graph: GraphCheckpointStore, metadata: str
 ) -> None:
@@ -293,7 +294,7 @@ def test_metadata_with_a_fault_is_left_and_the_session_imported(
     assert session.metadata is None
 
 
-@pytest.mark.parametrize("columns", [{"id": "a\nb"}, {"title": "x" * 5_000}, {"created_at": 2**62}])
+@for_each("columns", [{"id": "a\nb"}, {"title": "x" * 5_000}, {"created_at": 2**62}])
 def test_a_session_with_a_fault_is_left_with_all_of_its_rows(
     obsku: ObskuTables, committed_db: CommittedDatabase, graph: GraphCheckpointStore, columns: dict[str, Any]
 ) -> None:

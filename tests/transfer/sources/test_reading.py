@@ -22,10 +22,9 @@ from helix_store.core import moments
 from helix_store.exceptions import InvalidPayload
 from helix_store.models import Message, Session
 from helix_store.transfer import ImportSummary, import_units
-from helix_store.transfer.sources import SOURCES, Origin, SourceUnreadable
-from helix_store.transfer.sources.readers import PostgresReader
-from tests.commands.running import run
-from tests.commands.test_cleanup_expired_sessions import manage
+from helix_store.transfer.sources import SOURCES, Origin, PostgresReader, SourceUnreadable
+from tests.cells import for_each
+from tests.commands.running import command_line, run
 from tests.commands.test_helix_import import SignalAtCommit
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
@@ -167,6 +166,7 @@ def import_slowly(alias: str, tenant: str, dsn: str, schema: str, begun: Event) 
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_an_import_that_is_killed_is_completed_by_the_next_one(
     obsku: ObskuTables, committed_db: CommittedDatabase, seed: int
@@ -298,7 +298,7 @@ def test_a_long_session_takes_no_more_memory_than_a_short_one(
 # --- The address -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("dsn", "reason"),
     [
         (f"postgresql://u:{SECRET}@127.0.0.1:1/db", "(Connection refused)"),
@@ -348,7 +348,7 @@ def _loopback(server: str) -> tuple[str, int]:
     return "127.0.0.1", port
 
 
-@pytest.mark.parametrize("store", ["obsku", "ziro", "langgraph-postgres"])
+@for_each("store", ["obsku", "ziro", "langgraph-postgres", "openai-agents-postgres"])
 def test_a_database_without_the_tables_is_told(
     committed_db: CommittedDatabase, server: str, store: str
 ) -> None:
@@ -358,8 +358,8 @@ def test_a_database_without_the_tables_is_told(
     assert "does not exist" in ended.err
 
 
-@pytest.mark.parametrize("name", ["schema", "table"])
-@pytest.mark.parametrize("value", ["", "a\x00", "\udc80", "x" * 300], ids=ascii)
+@for_each("name", ["schema", "table"])
+@for_each("value", ["", "a\x00", "\udc80", "x" * 300], ids=ascii)
 def test_a_name_that_no_table_has_is_refused(name: str, value: str) -> None:
     names: dict[str, Any] = {name: value}
     with pytest.raises(InvalidPayload) as caught:
@@ -398,7 +398,7 @@ def test_without_psycopg_the_command_says_what_to_install(
     assert "pip install 'helix-store[postgres]'" in ended.err
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["--from", "redis", "service=x"],
@@ -411,10 +411,11 @@ def test_without_psycopg_the_command_says_what_to_install(
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_exit_code_two(arguments: list[str], tmp_path: Any) -> None:
-    ended = manage(tmp_path, "helix_import", *arguments)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "Traceback" not in ended.stderr
+def test_wrong_usage_is_exit_code_two(arguments: list[str]) -> None:
+    ended = command_line("helix_import", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert "Traceback" not in ended.err
+    assert ended.err
 
 
 def test_the_table_has_the_counts_of_both_sides(ziro: ZiroTable, committed_db: CommittedDatabase) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.core.validation import milliseconds_to_datetime
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 from tests.transfer.sources.origins import NOON, ZiroTable
@@ -117,7 +118,7 @@ def test_numbers_are_kept_as_python_reads_them(
 # --- Faults of the source --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("document", "reason"),
     [
         ('{"step": 1}', "/snapshot/version: expected a whole number, got NoneType"),
@@ -150,7 +151,7 @@ def test_a_snapshot_with_a_fault_is_left_and_told_by_its_id(
     assert broken_invariants(committed_db) == []
 
 
-@pytest.mark.parametrize("thread_id", ["", "a\nb", "x" * 300])
+@for_each("thread_id", ["", "a\nb", "x" * 300])
 def test_a_thread_whose_id_is_not_allowed_here_is_left(
     ziro: ZiroTable, committed_db: CommittedDatabase, snapshots: SnapshotCheckpointer, thread_id: str
 ) -> None:
@@ -163,7 +164,7 @@ def test_a_thread_whose_id_is_not_allowed_here_is_left(
     assert snapshots.get("sound") is not None
 
 
-@pytest.mark.parametrize("at", ["infinity", "-infinity", "12000-01-01", "0044-03-15 BC"])
+@for_each("at", ["infinity", "-infinity", "12000-01-01", "0044-03-15 BC"])
 def test_a_snapshot_with_a_time_that_python_does_not_have_is_left(
     ziro: ZiroTable, committed_db: CommittedDatabase, snapshots: SnapshotCheckpointer, at: str
 ) -> None:

@@ -1,0 +1,112 @@
+"""Links to pages on which a person answers an approval without the admin."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from django.core import signing
+from django.core.exceptions import ImproperlyConfigured
+from django.urls import reverse
+
+from helix_store import conf
+from helix_store.core import moments, validation
+from helix_store.engine.async_twins import async_twin
+from helix_store.engine.database import Database
+from helix_store.exceptions import (
+    ConflictError,
+    InvalidPayload,
+    NotFoundError,
+    SessionNotFound,
+    shown_id,
+)
+from helix_store.models import Session
+from helix_store.sessions.tool_calls import ToolCalls, current_call
+
+__all__ = ["aanswer_url", "answer_url"]
+
+_SALT: Final = "helix_store.answering"
+
+
+class Link(NamedTuple):
+    """What a link to an answer page names. Its signature protects all of it."""
+
+    using: str
+    tenant: str
+    session_id: str
+    tool_call_id: str
+    digest: str
+    user_key: str
+    """The primary key of the only user for whom the link works, as text."""
+    expires_at: int
+    """In epoch milliseconds."""
+
+    @property
+    def has_expired(self) -> bool:
+        return self.expires_at <= validation.datetime_to_milliseconds(moments.now())
+
+
+def answer_url(
+    session_id: str,
+    tool_call_id: str,
+    *,
+    actor: Any,
+    tenant: str = "",
+    using: str | None = None,
+    expires: timedelta = timedelta(days=7),
+) -> str:
+    """Return the path of a page on which this user can approve or reject a call, for a mail or a message.
+
+    ``session_id`` is the session that owns the call, ``actor`` a Django user. The path works for that user
+    alone, until the call is answered or changes, and at most for the duration ``expires``. One query. Raises
+    `SessionNotFound`, `NotFoundError` for an unknown call, `ConflictError` for an answered one, and
+    `InvalidPayload` for any other actor and for a call that asks for a result. Raises
+    `ImproperlyConfigured` unless the setting ``ANSWER_PAGES`` is true.
+    """
+    if not conf.answer_pages():
+        raise ImproperlyConfigured('Set HELIX_STORE["ANSWER_PAGES"] to True to serve answer pages.')
+    user_key = getattr(actor, "pk", None)
+    if user_key is None or not hasattr(actor, "get_username"):
+        raise InvalidPayload(path="actor", reason="expected a Django user that is stored")
+    validation.identifier(session_id, "session_id")
+    validation.identifier(tool_call_id, "tool_call_id")
+    if not isinstance(expires, timedelta) or expires <= timedelta(0):
+        raise InvalidPayload(path="expires", reason="expected a duration, such as timedelta(days=7)")
+    db = Database(using, validation.tenant(tenant), None)
+    columns = ("pending_client_tool_calls", "completed_client_tool_calls")
+    rows = Session.objects.using(db.alias).filter(tenant=db.tenant, session_id=session_id)
+    row = db.query(lambda: rows.values_list(*columns).first())
+    if row is None:
+        raise SessionNotFound(session_id)
+    link = Link(
+        db.alias,
+        db.tenant,
+        session_id,
+        tool_call_id,
+        _open_approval(ToolCalls.stored(*row), tool_call_id)["digest"],
+        str(user_key),
+        validation.datetime_to_milliseconds(moments.now() + expires),
+    )
+    return reverse("helix_store:answer", args=[signing.dumps(list(link), salt=_SALT, compress=True)])
+
+
+aanswer_url = async_twin(answer_url)
+
+
+def _open_approval(calls: ToolCalls, tool_call_id: str) -> dict[str, Any]:
+    call = calls.pending.get(tool_call_id)
+    if tool_call_id in calls.completed or (isinstance(call, dict) and "submitted_at" in call):
+        raise ConflictError(f"The call {shown_id(tool_call_id)} has been answered.")
+    if not isinstance(call, dict):
+        raise NotFoundError(f"The session does not wait for a call {shown_id(tool_call_id)}.")
+    if call.get("approval_id") is None:
+        raise InvalidPayload(path="tool_call_id", reason="the call asks for a result, not for an approval")
+    return current_call(call)
+
+
+def link_of(token: str) -> Link | None:
+    """Return what a token names, or ``None`` if its signature is not valid."""
+    try:
+        return Link(*signing.loads(token, salt=_SALT))
+    except (signing.BadSignature, TypeError, ValueError):
+        return None

@@ -1,1 +1,0 @@
-"""Budgets: caps on what sessions spend, exact with any number of workers."""

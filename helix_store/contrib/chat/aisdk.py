@@ -1,0 +1,618 @@
+"""The AI SDK: stored messages and chunks of a thread as UI messages and their stream. Pure Python.
+
+An answer is one UI message, which begins after the newest user message and contains all steps up to the next
+one. Each step of the session is one step of the message. Sub-agents are left out: the SDK has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from helix_store.contrib.chat.agui import Outcome, file_of
+from helix_store.contrib.chat.stored import Entry, Piece, answer_id, parsed, reasoning_id, text_id
+
+__all__ = ["Call", "Parts", "groups_of", "messages_of", "posted"]
+
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of the session that waits, or that is answered and not used yet.
+
+    ``approval`` is the id of its approval, if it is one, and ``approved`` the decision, if there is one.
+    """
+
+    id: str
+    name: str
+    input: Any
+    digest: str
+    approval: str | None = None
+    approved: bool | None = None
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    """A UI message: a user's message, or all that the agent says until the next one."""
+
+    id: str
+    role: str
+    entries: list[Entry] = field(default_factory=list)
+    after: str = ""
+    """For an answer, the id of the user's message before it."""
+
+
+# --- Messages ----------------------------------------------------------------------------------------
+
+
+def groups_of(entries: Iterable[Entry]) -> list[Group]:
+    groups: list[Group] = []
+    user: Entry | None = None
+    for entry in entries:
+        if entry.role in ("assistant", "tool"):
+            if not groups or groups[-1].role != "assistant":
+                own_id = f"answer-{entry.id}" if user is None else user.answer or answer_id(user.id)
+                groups.append(Group(own_id, "assistant", after="" if user is None else user.id))
+            groups[-1].entries.append(entry)
+        else:
+            user = entry
+            role = entry.role if entry.role in ("user", "system") else "system"
+            groups.append(Group(entry.id, role, [entry]))
+    return groups
+
+
+def messages_of(entries: Iterable[Entry], calls: Mapping[str, Call]) -> list[dict[str, Any]]:
+    """Return the UI messages of a history. ``calls`` are those that the session waits for."""
+    groups = groups_of(entries)
+    answers = [group for group in groups if group.role == "assistant"]
+    newest = answers[-1] if answers else None
+    return [
+        _user_message(group)
+        if group.role != "assistant"
+        else _answer(group, calls if group is newest else {})
+        for group in groups
+    ]
+
+
+def _user_message(group: Group) -> dict[str, Any]:
+    content = group.entries[0].content
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(_parts(content))
+    return {"id": group.id, "role": group.role, "parts": parts}
+
+
+def _parts(content: Iterable[Any]) -> Iterator[Part]:
+    for part in content:
+        if not isinstance(part, Mapping):
+            continue
+        if isinstance(own := part.get("ui"), Mapping):
+            yield dict(own)
+        elif part.get("type") == "text":
+            yield {"type": "text", "text": part.get("text", "")}
+        elif (found := file_of(part))[0]:
+            yield {"type": "file", "url": found[0], "mediaType": found[1] or "application/octet-stream"}
+
+
+def _answer(group: Group, calls: Mapping[str, Call]) -> dict[str, Any]:
+    """Return the message that a client holds when it has followed the stream of the answer."""
+    parts: list[Part] = []
+    step: Any = None
+    for entry in group.entries:
+        if entry.role == "tool":
+            _set_output(parts, entry)
+            continue
+        shown = list(_shown(entry))
+        if not shown:
+            continue
+        if step is None or _step_of(entry) != step:
+            step = _step_of(entry)
+            parts.append({"type": "step-start"})
+        parts += shown
+    for call in calls.values():
+        _set_asked(parts, call)
+    message: dict[str, Any] = {"id": group.id, "role": "assistant", "parts": parts}
+    if metadata := metadata_of(group.entries):
+        message["metadata"] = metadata
+    return message
+
+
+def _step_of(entry: Entry) -> Any:
+    return entry.id if entry.step is None else entry.step
+
+
+def metadata_of(entries: Iterable[Entry]) -> dict[str, Any]:
+    """Return the metadata of an answer: the tokens of its steps."""
+    used = [tokens for entry in entries for tokens in entry.usage]
+    if not used:
+        return {}
+    prompt = sum(tokens.get("prompt", 0) for tokens in used)
+    completion = sum(tokens.get("completion", 0) for tokens in used)
+    usage = {"inputTokens": prompt, "outputTokens": completion, "totalTokens": prompt + completion}
+    return {"usage": usage}
+
+
+def _shown(entry: Entry) -> Iterator[Part]:
+    numbers = {"text": 0, "reasoning": 0}
+    for piece in entry.pieces:
+        if piece.kind == "text":
+            yield {"type": "text", "text": piece.text, "state": "done"}
+        elif piece.kind == "reasoning":
+            own_id = reasoning_id(entry.id, numbers["reasoning"])
+            numbers["reasoning"] += 1
+            yield {"type": "reasoning", "id": own_id, "text": piece.text, "state": "done"}
+        elif piece.kind == "call":
+            yield _tool_part(piece)
+        elif piece.kind == "file":
+            yield {"type": "file", "mediaType": piece.name, "url": piece.text}
+        elif piece.kind == "data":
+            yield {"type": f"data-{piece.name}", "data": piece.value}
+
+
+def _tool_part(piece: Piece) -> Part:
+    return {
+        "type": f"tool-{piece.name}",
+        "toolCallId": piece.id,
+        "state": "input-available",
+        "input": parsed(piece.text),
+    }
+
+
+def _find(parts: Sequence[Part], call_id: str) -> Part | None:
+    return next((part for part in reversed(parts) if part.get("toolCallId") == call_id), None)
+
+
+def _set_output(parts: Sequence[Part], entry: Entry) -> None:
+    part = _find(parts, entry.call_id)
+    if part is None:
+        return
+    if entry.approval is not None:
+        part["approval"] = _approval(entry.approval)
+        if not entry.approval["approved"]:
+            part["state"] = "output-denied"
+            return
+    if entry.error is not None:
+        part |= {"state": "output-error", "errorText": entry.error}
+    else:
+        part |= {"state": "output-available", "output": parsed(entry.content)}
+
+
+def _approval(decision: Mapping[str, Any]) -> dict[str, Any]:
+    approval = {
+        "id": decision["id"],
+        "descriptor": {"digest": decision["digest"]},
+        "approved": decision["approved"],
+    }
+    return {**approval, "reason": decision["reason"]} if "reason" in decision else approval
+
+
+def _set_asked(parts: Sequence[Part], call: Call) -> None:
+    part = _find(parts, call.id)
+    if part is None or call.approval is None or part["state"] != "input-available":
+        return
+    approval: dict[str, Any] = {"id": call.approval, "descriptor": {"digest": call.digest}}
+    part["state"] = "approval-requested"
+    if call.approved is not None:
+        part["state"] = "approval-responded"
+        approval["approved"] = call.approved
+        if call.reason:
+            approval["reason"] = call.reason
+    part["approval"] = approval
+
+
+def posted(parts: Any) -> Any:
+    """Return the content of a user's UI message in the chat-completions form. Raises `ValueError`."""
+    if not isinstance(parts, list) or not parts:
+        raise ValueError("expected a list of parts that is not empty")
+    stored = [_posted_part(part) for part in parts]
+    if len(stored) == 1 and stored[0].get("type") == "text" and set(parts[0]) <= {"type", "text"}:
+        return stored[0]["text"]
+    return stored
+
+
+def _posted_part(part: Any) -> Part:
+    if not isinstance(part, dict):
+        raise ValueError("expected parts that are objects")
+    if part.get("type") == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if part.get("type") == "file" and isinstance(part.get("url"), str):
+        media_type = part.get("mediaType")
+        media_type = media_type if isinstance(media_type, str) else ""
+        if media_type.startswith("image/"):
+            stored: Part = {"type": "image_url", "image_url": {"url": part["url"]}}
+        else:
+            stored = {"type": "file", "file": {"file_data": part["url"]}}
+        return {**stored, "media_type": media_type, "ui": part}
+    raise ValueError("expected parts of the types text and file")
+
+
+# --- The stream --------------------------------------------------------------------------------------
+
+
+class Parts:
+    """The parts of one response: one UI message, or what follows of it.
+
+    ``after`` is the user's message that the answer follows, ``None`` for the newest. With ``known_calls``,
+    the client holds the message up to the calls that it has answered, and gets what follows them.
+    """
+
+    def __init__(self, *, after: str | None = None, known_calls: Iterable[str] = ()) -> None:
+        self._after = after
+        self._known_calls = frozenset(known_calls)
+        self._is_resumed = False
+        self.message_id: str | None = None
+        self.is_over = False
+        self._has_started = False
+        self._step: Any = None
+        self._is_empty_step = False
+        self._known: set[str] = set()
+        self._texts: dict[str, str] = {}
+        self._inputs: set[str] = set()
+        self._names: dict[str, str] = {}
+        self._texts_of_calls: dict[str, str] = {}
+        self._calls_of_step: set[str] = set()
+        self._held_back: list[Mapping[str, Any]] = []
+        self._asked: dict[str, Call] = {}
+        self._next_step: Any = None
+        self._tokens: list[Mapping[str, Any]] = []
+
+    # Beginning and end
+
+    def begin(self, entries: Sequence[Entry], calls: Mapping[str, Call]) -> Iterator[Part]:
+        """Yield what is stored of the message, except what the client holds."""
+        self._known = {entry.id for entry in entries}
+        group = self._group(entries)
+        if group is None:
+            return
+        self.message_id, stored = group.id, group.entries
+        groups = groups_of(entries)
+        self.is_over = group.entries != [] and groups[-1].id != group.id
+        for entry in stored:
+            self._tokens += entry.usage
+        start = 0
+        if self._known_calls:
+            for index, entry in enumerate(stored):
+                if any(call.id in self._known_calls for call in entry.calls):
+                    start = index + 1
+            for entry in stored[:start]:
+                for call in entry.calls:
+                    self._names[call.id] = call.name
+            yield self._started()
+        is_tail = bool(self._known_calls)
+        for entry in stored[start:]:
+            yield from self._entry(entry)
+        for asked in calls.values():
+            if not self.is_over and not (is_tail and asked.id in self._known_calls):
+                self._asked[asked.id] = asked
+
+    def _group(self, entries: Sequence[Entry]) -> Group | None:
+        """Return the answer, an empty one if it has not begun, or ``None`` if its user's message waits."""
+        groups = groups_of(entries)
+        users = [index for index, group in enumerate(groups) if group.role == "user"]
+        if self._after is not None:
+            users = [index for index in users if groups[index].id == self._after]
+            if not users:
+                return None
+        if not users:
+            last = groups[-1] if groups else None
+            return last if last is not None and last.role == "assistant" else Group("", "assistant")
+        index = users[-1]
+        while index + 1 < len(groups) and groups[index + 1].role != "assistant":
+            index += 1
+        if index + 1 < len(groups):
+            return groups[index + 1]
+        user = groups[index].entries[0]
+        return Group(user.answer or answer_id(user.id), "assistant")
+
+    @property
+    def is_waiting(self) -> bool:
+        """True until the user's message has been received."""
+        return self.message_id is None
+
+    def _started(self) -> Part:
+        self._has_started = True
+        return {"type": "start", "messageId": self.message_id}
+
+    def _ensure_started(self) -> Iterator[Part]:
+        if not self._has_started and not self._is_resumed:
+            yield self._started()
+
+    def _entry(self, entry: Entry) -> Iterator[Part]:
+        """Yield a stored message."""
+        if entry.role == "tool":
+            yield from self._output(entry.call_id, entry.content, entry.error, entry.approval)
+            return
+        if not any(True for _ in _shown(entry)):
+            return
+        yield from self._ensure_started()
+        yield from self._step_started(_step_of(entry))
+        for part in _shown(entry):
+            yield from self._whole(entry, part)
+
+    def _whole(self, entry: Entry, part: Part) -> Iterator[Part]:
+        kind = part["type"]
+        if kind in ("text", "reasoning"):
+            own_id = part.get("id") or f"{entry.id}-{len(self._texts)}"
+            if kind == "text":
+                own_id = text_id(entry.id, sum(key.startswith(f"{entry.id}-text") for key in self._texts))
+            self._texts[own_id] = "done"
+            yield {"type": f"{kind}-start", "id": own_id}
+            yield {"type": f"{kind}-delta", "id": own_id, "delta": part["text"]}
+            yield {"type": f"{kind}-end", "id": own_id}
+        elif "toolCallId" in part:
+            name = kind.removeprefix("tool-")
+            self._names[part["toolCallId"]] = name
+            self._calls_of_step.add(part["toolCallId"])
+            yield {
+                "type": "tool-input-available",
+                "toolCallId": part["toolCallId"],
+                "toolName": name,
+                "input": part["input"],
+            }
+        else:
+            yield part
+
+    def finished(self, outcome: Outcome) -> Iterator[Part]:
+        """Yield the end of the response."""
+        yield from self._closed()
+        if outcome.kind == "error":
+            yield {"type": "error", "errorText": outcome.message}
+            return
+        if outcome.kind == "cancelled":
+            yield {"type": "abort", "reason": "stopped"}
+            return
+        yield from self._ensure_started()
+        for call in self._asked.values():
+            if call.approval is not None and call.approved is None:
+                yield from self._asked_for(call)
+        yield from self._step_finished()
+        reason = "tool-calls" if outcome.interrupts or outcome.pending else "stop"
+        finish: Part = {"type": "finish", "finishReason": reason}
+        if metadata := _metadata(self._tokens):
+            finish["messageMetadata"] = metadata
+        yield finish
+
+    def _asked_for(self, call: Call) -> Iterator[Part]:
+        if call.id not in self._names:
+            return
+        yield {
+            "type": "tool-approval-request",
+            "approvalId": call.approval,
+            "toolCallId": call.id,
+            "approvalDescriptor": {"digest": call.digest},
+        }
+
+    # Chunks
+
+    def needs_thread(self, chunk: Mapping[str, Any]) -> bool:
+        kind = chunk["type"]
+        if kind == "commit":
+            return bool(chunk["snapshot"] or self.is_waiting or chunk["received"])
+        return kind == "run" or (kind == "reset" and self.is_waiting)
+
+    def resume(self, entries: Sequence[Entry]) -> None:
+        """Continue after a chunk that the client has: it also has the start of the message."""
+        self._is_resumed = True
+        group = self._group(entries)
+        if group is not None:
+            self.message_id = group.id
+            for entry in group.entries:
+                for call in entry.calls:
+                    self._names[call.id] = call.name
+
+    def take(
+        self,
+        chunk: Mapping[str, Any],
+        entries: Sequence[Entry] = (),
+        calls: Mapping[str, Call] | None = None,
+        *,
+        has_thread: bool = False,
+    ) -> Iterator[Part]:
+        """Yield the parts of a chunk, with the thread if `needs_thread`."""
+        if self.is_over:
+            return
+        kind = chunk["type"]
+        if self.is_waiting:
+            if has_thread:
+                yield from self.begin(entries, calls or {})
+            return
+        if kind == "reset":
+            yield from self._reset()
+        elif kind == "run":
+            yield from self._reset()
+            yield from self._caught_up(entries, calls or {})
+        elif kind == "commit":
+            yield from self._commit(chunk, entries, calls or {}, has_thread=has_thread)
+        elif kind == "step":
+            self._next_step = chunk["n"]
+        elif chunk.get("m") not in self._known and "a" not in chunk:
+            yield from self._said(chunk)
+
+    def _step_started(self, step: Any) -> Iterator[Part]:
+        if self._step == step and step is not None:
+            return
+        if self._step is not None and self._is_empty_step:
+            # A step that was taken back goes on: the client has kept its beginning.
+            self._step, self._is_empty_step = step, False
+            return
+        yield from self._step_finished()
+        self._step = step
+        self._calls_of_step = set()
+        yield {"type": "start-step"}
+
+    def _step_finished(self) -> Iterator[Part]:
+        if self._step is not None:
+            self._step, self._is_empty_step = None, False
+            yield {"type": "finish-step"}
+
+    def _said(self, chunk: Mapping[str, Any]) -> Iterator[Part]:
+        kind, message_id = chunk["type"], chunk.get("m", "")
+        if kind == "result":
+            if chunk["c"] in self._calls_of_step:
+                yield from self._closed()
+                yield from self._output(chunk["c"], chunk["content"], None, None)
+            else:
+                # `reset-step` cannot take back the output of an earlier step.
+                self._held_back.append(chunk)
+            return
+        if kind == "data" and chunk.get("transient"):
+            yield {"type": f"data-{chunk['name']}", "data": chunk["value"], "transient": True}
+            return
+        if kind not in ("text", "reasoning", "input", "call", "file", "data"):
+            return
+        yield from self._ensure_started()
+        yield from self._step_started(message_id if self._next_step is None else self._next_step)
+        self._is_empty_step = False
+        if kind in ("text", "reasoning"):
+            yield from self._text(kind, message_id, chunk)
+            return
+        if kind != "call":
+            yield from self._texts_ended()
+        if kind == "input":
+            yield from self._input(chunk)
+        elif kind == "call":
+            yield from self._call(chunk["c"])
+        elif kind == "file":
+            yield {"type": "file", "mediaType": chunk["media_type"], "url": chunk["url"]}
+        else:
+            yield {"type": f"data-{chunk['name']}", "data": chunk["value"]}
+
+    def _text(self, kind: str, message_id: str, chunk: Mapping[str, Any]) -> Iterator[Part]:
+        name = text_id if kind == "text" else reasoning_id
+        own_id = name(message_id, chunk["i"])
+        if self._texts.get(own_id) is None:
+            yield from self._texts_ended()
+            self._texts[own_id] = kind
+            yield {"type": f"{kind}-start", "id": own_id}
+        yield {"type": f"{kind}-delta", "id": own_id, "delta": chunk["d"]}
+
+    def _texts_ended(self) -> Iterator[Part]:
+        for own_id, kind in list(self._texts.items()):
+            if kind != "done":
+                self._texts[own_id] = "done"
+                yield {"type": f"{kind}-end", "id": own_id}
+
+    def _input(self, chunk: Mapping[str, Any]) -> Iterator[Part]:
+        call_id = chunk["c"]
+        if call_id not in self._inputs:
+            self._inputs.add(call_id)
+            self._names[call_id] = chunk["name"]
+            self._calls_of_step.add(call_id)
+            self._texts_of_calls[call_id] = ""
+            yield {"type": "tool-input-start", "toolCallId": call_id, "toolName": chunk["name"]}
+        self._texts_of_calls[call_id] += chunk["d"]
+        yield {"type": "tool-input-delta", "toolCallId": call_id, "inputTextDelta": chunk["d"]}
+
+    def _call(self, call_id: str) -> Iterator[Part]:
+        if call_id in self._inputs:
+            self._inputs.discard(call_id)
+            yield {
+                "type": "tool-input-available",
+                "toolCallId": call_id,
+                "toolName": self._names[call_id],
+                "input": parsed(self._texts_of_calls.pop(call_id) or "{}"),
+            }
+
+    def _closed(self) -> Iterator[Part]:
+        """End the texts and the inputs that are open."""
+        yield from self._texts_ended()
+        for call_id in sorted(self._inputs):
+            yield from self._call(call_id)
+
+    def _output(
+        self, call_id: str, content: str, error: str | None, approval: Mapping[str, Any] | None
+    ) -> Iterator[Part]:
+        if call_id not in self._names:
+            return
+        yield from self._ensure_started()
+        if approval is not None:
+            if call_id in self._asked:
+                yield from self._asked_for(self._asked.pop(call_id))
+            elif call_id not in self._known_calls:
+                yield from self._asked_for(
+                    Call(id=call_id, name="", input=None, digest=approval["digest"], approval=approval["id"])
+                )
+            response: Part = {
+                "type": "tool-approval-response",
+                "approvalId": approval["id"],
+                "approved": approval["approved"],
+            }
+            if "reason" in approval:
+                response["reason"] = approval["reason"]
+            yield response
+            if not approval["approved"]:
+                yield {"type": "tool-output-denied", "toolCallId": call_id}
+                return
+        if error is not None:
+            yield {"type": "tool-output-error", "toolCallId": call_id, "errorText": error}
+        else:
+            yield {"type": "tool-output-available", "toolCallId": call_id, "output": parsed(content)}
+
+    def _reset(self) -> Iterator[Part]:
+        """Take back the parts of the step."""
+        self._held_back.clear()
+        if self._step is None or self._is_empty_step:
+            return
+        self._texts = dict.fromkeys(self._texts, "done")
+        self._inputs.clear()
+        self._is_empty_step = True
+        yield {"type": "reset-step"}
+
+    def _commit(
+        self,
+        chunk: Mapping[str, Any],
+        entries: Sequence[Entry],
+        calls: Mapping[str, Call],
+        *,
+        has_thread: bool,
+    ) -> Iterator[Part]:
+        said = {each["id"]: each for each in chunk["said"]}
+        if all(own_id in self._known for own_id in said):
+            # It was stored when this response began, and so it is there.
+            self._held_back.clear()
+        elif chunk["snapshot"] and has_thread:
+            yield from self._reset()
+            for entry in entries:
+                if entry.id in said and entry.id not in self._known:
+                    yield from self._entry(entry)
+        else:
+            yield from self._closed()
+            for result in self._held_back:
+                approval = said.get(result["m"], {}).get("approval")
+                yield from self._output(result["c"], result["content"], None, approval)
+        self._held_back.clear()
+        if not all(own_id in self._known for own_id in said):
+            self._tokens += chunk.get("usage", ())
+        self._known |= said.keys()
+        for question in chunk["asked"]:
+            self._asked[question["id"]] = Call(
+                id=question["id"],
+                name=question["name"],
+                input=None,
+                digest=question["digest"],
+                approval=question.get("approval"),
+            )
+        yield from self._step_finished()
+        self._next_step = None
+        if chunk["received"] and has_thread:
+            # Another person's or tab's message ends the answer.
+            self.is_over = True
+
+    def _caught_up(self, entries: Sequence[Entry], calls: Mapping[str, Call]) -> Iterator[Part]:
+        """Yield what was stored and is not in the stream, at the beginning of a turn."""
+        group = self._group(entries)
+        if group is not None and group.id != self.message_id:
+            if self._has_started and group.id:
+                self.is_over = True
+                return
+            self.message_id = group.id
+        for entry in () if group is None else group.entries:
+            if entry.id not in self._known:
+                yield from self._entry(entry)
+                self._tokens += entry.usage
+        self._known |= {entry.id for entry in entries}
+
+
+def _metadata(tokens: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return metadata_of([Entry(id="", role="assistant", usage=tokens)])

@@ -1,0 +1,16 @@
+from django.apps import AppConfig
+
+
+class ChatConfig(AppConfig):
+    """The app of the chat: it drives threads that have received a message or an answer."""
+
+    name = "helix_store.contrib.chat"
+    label = "helix_store_chat"
+    verbose_name = "Chat"
+
+    def ready(self) -> None:
+        from helix_store.contrib.chat.running import run_thread
+        from helix_store.signals import session_answered, session_posted
+
+        for signal in (session_posted, session_answered):
+            signal.connect(run_thread, dispatch_uid="helix_store.contrib.chat")

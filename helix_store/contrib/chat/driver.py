@@ -1,0 +1,198 @@
+"""The threads of a chat, and who drives them: a thread is a session of one agent type and one owner."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.http import HttpRequest
+
+from helix_store import (
+    FencedOutError,
+    LockLostError,
+    SessionBusy,
+    SessionNotFound,
+    Store,
+    TurnInterrupted,
+    conf,
+)
+from helix_store.contrib.chat.out import Out
+from helix_store.contrib.chat.running import chats, pool
+from helix_store.contrib.chat.standing import standing_of
+from helix_store.contrib.chat.turns import ChatTurn
+from helix_store.engine.async_twins import async_twin
+
+if TYPE_CHECKING:
+    from helix_store.contrib.chat.standing import Standing
+
+__all__ = ["Answer", "Driver"]
+
+Answer: TypeAlias = Callable[[Any, Out], Any]
+"""One turn of the agent, ``answer(turn, out)``, or a coroutine function."""
+
+Runner: TypeAlias = Callable[[str, str | None, str], object]
+Asked: TypeAlias = Callable[[HttpRequest], Any | Awaitable[Any]]
+
+_HIDDEN_ERROR: Final = "The agent failed."
+
+_logger = logging.getLogger(__name__)
+
+
+class Driver:
+    """A chat without its addresses: see `Chat`."""
+
+    def __init__(
+        self,
+        agent_type: str,
+        answer: Answer,
+        *,
+        name: str | None = None,
+        using: str | None = None,
+        tenant: str | Asked = "",
+        owner: str | Asked | None = None,
+        may_run: Asked | None = None,
+        runner: Runner | None = None,
+        title: Callable[[dict[str, Any]], str] | None = None,
+        share_state: bool = True,
+    ) -> None:
+        self.agent_type: Final = agent_type
+        self.name: Final = agent_type if name is None else name
+        self.using: Final = using
+        self.share_state: Final = share_state
+        self._answer = answer
+        self._tenant = tenant
+        self._owner = owner
+        self._may_run = may_run
+        self._runner = runner
+        self._title = title
+        self._prefix = f"chat-{hashlib.sha256(agent_type.encode()).hexdigest()[:10]}"
+        chats[self._prefix] = self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    # Threads
+
+    def session_id(self, owner: str, thread_id: str) -> str:
+        """Return the id of the session of an owner's thread.
+
+        It is derived from both, so that nobody can tell another owner's thread from an unknown one.
+        """
+        text = json.dumps([owner, thread_id])
+        return f"{self._prefix}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}"
+
+    def store(self, tenant: str = "") -> Store:
+        return Store(self.using, tenant=tenant)
+
+    def title_of(self, message: dict[str, Any]) -> str | None:
+        """Return the title of a thread that begins with this message."""
+        if self._title is not None:
+            return self._title(message)
+        content = message.get("content")
+        parts: list[Any] = content if isinstance(content, list) else [{"text": content}]
+        text = " ".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+        return text.strip().partition("\n")[0][:80] or None
+
+    # Driving
+
+    def run(self, session_id: str, using: str | None = None, tenant: str = "") -> None:
+        """Have a thread driven: by the runner of the chat, or in a thread of this process."""
+        if self._runner is not None:
+            self._runner(session_id, using, tenant)
+            return
+        drive = partial(self.drive, session_id, using=using, tenant=tenant)
+        pool.submit((self._prefix, session_id, using, tenant), drive)
+
+    def standing(self, session_id: str, *, using: str | None = None, tenant: str = "") -> Standing:
+        """Return whether somebody drives a thread, whether it is due, or whether it rests."""
+        return standing_of(self._store(using, tenant), session_id)
+
+    def drive(self, session_id: str, *, using: str | None = None, tenant: str = "") -> bool:
+        """Take turns until nothing is due. Return false at once if somebody else drives the thread.
+
+        Safe to repeat, and the body of a task of your queue. An exception of the agent ends the run as failed
+        and is logged: clients are told, and the next message starts another turn.
+        """
+        store = self._store(using, tenant)
+        try:
+            while (standing := standing_of(store, session_id)).is_due:
+                if not self._take_turn(store, session_id):
+                    return True
+        except SessionBusy:
+            return False
+        except SessionNotFound:
+            return True
+        return not standing.is_running
+
+    adrive = async_twin(drive)
+
+    def _store(self, using: str | None, tenant: str) -> Store:
+        return Store(self.using if using is None else using, tenant=tenant)
+
+    def _take_turn(self, store: Store, session_id: str) -> bool:
+        """Take one turn, and return whether it has stored anything, so that another one makes sense."""
+        session = store.session(session_id)
+        turn = ChatTurn(
+            session,
+            store,
+            agent_type=self.agent_type,
+            share_state=self.share_state,
+            flush_seconds=conf.chat_flush_ms() / 1000,
+        )
+        error: BaseException | None = None
+        is_stopped = False
+        try:
+            with turn:
+                if turn.run is None:
+                    return False
+                is_stopped = True
+                self._call(turn)
+                is_stopped = turn.stopped_by is not None
+        except (FencedOutError, LockLostError) as exc:
+            _logger.warning("Another worker has taken over a thread of %r (%s).", self, exc.code)
+            return False
+        except Exception as exc:
+            error = exc
+            _logger.exception("The turn of a thread of %r failed.", self)
+        self._end(turn, error, is_stopped=is_stopped)
+        return error is None and turn.has_committed
+
+    def _call(self, turn: ChatTurn) -> None:
+        out = Out(turn.writer)
+        try:
+            turn.writer.begin()
+            if inspect.iscoroutinefunction(self._answer) or inspect.iscoroutinefunction(
+                getattr(self._answer, "__call__", None)  # noqa: B004  an object with an async __call__
+            ):
+                async_to_sync(self._answer)(turn, out)
+            else:
+                self._answer(turn, out)
+            turn.writer.raise_error()
+        except TurnInterrupted:
+            # What `out` has found, the turn must find too: then it ends the run as interrupted.
+            if turn.is_active:
+                with turn.step():
+                    pass
+            raise
+
+    def _end(self, turn: ChatTurn, error: BaseException | None, *, is_stopped: bool) -> None:
+        outcome: dict[str, Any] = {"status": "failed" if error else "interrupted" if is_stopped else "done"}
+        if error is not None:
+            outcome["error"] = self.told_error(error)
+        try:
+            turn.writer.end(**outcome)
+        except Exception:
+            # Readers look at what is stored every few seconds.
+            _logger.warning("The end of a turn was not written to the stream.", exc_info=True)
+
+    @staticmethod
+    def told_error(error: BaseException) -> str:
+        """Return what clients are told about an exception: nothing of it, unless ``DEBUG`` is set."""
+        return f"{type(error).__name__}: {error}" if settings.DEBUG else _HIDDEN_ERROR

@@ -1,0 +1,766 @@
+"""What an agent says while it works: chunks in the stream of its thread, a few writes a second."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from asgiref.sync import async_to_sync
+from django.db import connections
+
+from helix_store import Store, StreamNotFound, TurnInterrupted, call_digest, new_id
+from helix_store.contrib.chat.stored import OWN, as_text, called, parsed
+from helix_store.core.payloads import copy_json
+from helix_store.engine.async_twins import async_twin
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["BOUNDARIES", "Out", "Writer", "decision_of", "open_stream"]
+
+_SECONDS_BETWEEN_LOOKS: Final = 1.0
+"""How often a writer checks its fence and looks for a request to stop, beside what the stream shows."""
+_LONGEST_DELTA: Final = 60_000
+_SHARE: Final = 5
+_LONGEST_INTERVAL: Final = 0.15
+"""A write of w seconds is followed by at least 5 w without one, but no more than this many seconds."""
+
+_logger = logging.getLogger(__name__)
+
+
+def open_stream(store: Store, session_id: str, agent_type: str) -> None:
+    """Create the stream of a thread. It stays open between turns, without a writer that has to be alive."""
+
+    async def create() -> None:
+        writer = await store.streams.create_writer(session_id, session_id, agent_type)
+        await writer.close()
+
+    async_to_sync(create)()
+
+
+@dataclass(slots=True)
+class _Said:
+    """A message that is in the stream, and not stored yet. ``parts`` are in the order of the stream."""
+
+    id: str
+    role: str = "assistant"
+    agent: Mapping[str, Any] | None = None
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    call_id: str = ""
+    content: str = ""
+    is_matched: bool = False
+
+    def add(self, kind: str, text: str, **key: Any) -> int:
+        """Add text to the last part of this kind, and return its number among the parts of the kind."""
+        last = self.parts[-1] if self.parts else None
+        if last is None or last["type"] != kind or any(last.get(name) != key[name] for name in key):
+            self.parts.append({"type": kind, "text": text, **key})
+        else:
+            last["text"] += text
+        return sum(1 for part in self.parts if part["type"] == kind) - 1
+
+    def text(self, kind: str) -> str:
+        return "".join(part["text"] for part in self.parts if part["type"] == kind)
+
+    def call(self, call_id: str) -> dict[str, Any] | None:
+        return next((part for part in self.parts if part["type"] == "call" and part["id"] == call_id), None)
+
+
+class Writer:
+    """The only writer of a thread's stream during a turn. Its fencing token is in each chunk.
+
+    A chunk has ``s``, the position at which its step began, so that a reader finds the beginning of what is
+    open, and ``r``, the token: readers leave out what a worker writes after another one has taken over. So a
+    chunk is written without a fence, in one statement. The writer checks its fence once a second, and as soon
+    as a gap in the sequences shows that somebody else has written.
+    """
+
+    def __init__(
+        self, store: Store, session_id: str, agent_type: str, *, token: int, run_id: str, seconds: float
+    ) -> None:
+        self._store = store
+        self._session_id = session_id
+        self._agent_type = agent_type
+        self.token: Final = token
+        self._run_id = run_id
+        self._interval = self._shortest = seconds
+        self._buffer: list[dict[str, Any]] = []
+        self._lock = threading.RLock()
+        self._writing = threading.RLock()
+        self._last: int | None = None
+        self._base = 0
+        self._flushed_at = 0.0
+        self._looks_at = 0.0
+        self._error: BaseException | None = None
+        self._must_show = False
+        self._open: dict[str | None, _Said] = {}
+        self._said: list[_Said] = []
+        self._step_is_open = False
+        self.step_number = 1
+        self._is_over = False
+        self._is_provisional = False
+
+    # Parts
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        """Add a chunk to the buffer, and text to the last chunk if that continues it."""
+        with self._lock:
+            self._settle()
+            if not self._step_is_open:
+                self._step_is_open = True
+                self._buffer.append({"type": "step", "n": self.step_number})
+            last = self._buffer[-1] if self._buffer else {}
+            if "d" in chunk and {**last, "d": ""} == {**chunk, "d": ""}:
+                last["d"] += chunk["d"]
+            else:
+                self._buffer.append(chunk)
+
+    def _settle(self) -> None:
+        """If the caller has rolled back the transaction of a step, tell readers to load what is stored."""
+        if self._is_provisional and not connections[self._alias].in_atomic_block:
+            self._is_provisional = False
+            self._buffer.append({"type": "reset"})
+
+    def message(self, agent: Mapping[str, Any] | None) -> _Said:
+        """Return the message that the agent is saying; begin one if it says none."""
+        key = None if agent is None else agent["id"]
+        with self._lock:
+            said = self._open.get(key)
+            if said is None:
+                said = self._open[key] = _Said(new_id(), agent=agent)
+                if agent is None:
+                    self._said.append(said)
+                else:
+                    self.message(None).parts.append({"type": "agent", "said": said, "agent": agent})
+            return said
+
+    def result(self, call_id: str, content: str, agent: Mapping[str, Any] | None) -> _Said:
+        """Begin the message of a tool's result; the agent's next part begins another message."""
+        said = _Said(new_id(), role="tool", agent=agent, call_id=call_id, content=content)
+        with self._lock:
+            if agent is None:
+                self._said.append(said)
+            else:
+                self.message(None).parts.append({"type": "agent", "said": said, "agent": agent})
+            self._open.pop(None if agent is None else agent["id"], None)
+        return said
+
+    def end_agent(self, agent: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._open.pop(agent["id"], None)
+
+    # Writing
+
+    @property
+    def due_at(self) -> float:
+        """The time of the next write."""
+        return self._flushed_at + self._interval
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.due_at
+
+    def raise_error(self) -> None:
+        """Raise the error of a write that another thread has made."""
+        if self._error is not None:
+            raise self._error
+
+    def pump(self) -> None:
+        """Write what is in the buffer, at once or after the rest of the interval."""
+        self.raise_error()
+        if self.is_due or connections[self._alias].in_atomic_block:
+            self._flush_if_due()
+        else:
+            _flusher.add(self, self.due_at)
+
+    async def apump(self) -> None:
+        self.raise_error()
+        if self.is_due:
+            await self._aflush_if_due()
+        else:
+            _flusher.add(self, self.due_at)
+
+    @property
+    def _alias(self) -> str:
+        return self._store.alias
+
+    def flush(self) -> None:
+        """Write what is in the buffer. Raises `TurnInterrupted`, `FencedOutError` and errors of streams."""
+        self.raise_error()
+        with self._writing:
+            with self._lock:
+                chunks, self._buffer = self._buffer, []
+            if not chunks or self._is_over:
+                return
+            self._write([part for chunk in chunks for part in _split(chunk)])
+
+    aflush = async_twin(flush)
+
+    def _flush_if_due(self) -> None:
+        """Write what is in the buffer, unless another thread has just written."""
+        with self._writing:
+            if self.is_due:
+                self.flush()
+                return
+        _flusher.add(self, self.due_at)
+
+    _aflush_if_due = async_twin(_flush_if_due)
+
+    def flush_in_background(self) -> None:
+        """Write what is in the buffer, in the thread of all writers that have fallen silent."""
+        try:
+            self._flush_if_due()
+        except Exception as exc:  # noqa: BLE001  the next call of the agent raises it
+            self._error = exc
+
+    def _write(self, chunks: Sequence[dict[str, Any]]) -> None:
+        begun = time.monotonic()
+        is_look = begun >= self._looks_at
+        stamped = [{**chunk, "s": self._base, "r": self.token} for chunk in chunks]
+        token = self.token if is_look else None
+        try:
+            last = self._write_or_create(stamped, token)
+        except BaseException:
+            self._must_show = True
+            raise
+        if any(chunk["type"] in BOUNDARIES for chunk in chunks):
+            self._base = last
+        has_gap = self._last is not None and last != self._last + len(chunks)
+        self._last, self._flushed_at = last, time.monotonic()
+        if self._shortest:
+            # A busy process or database gets fewer writes.
+            taken = self._flushed_at - begun
+            self._interval = max(self._shortest, min(_LONGEST_INTERVAL, _SHARE * taken))
+        if is_look:
+            self._looks_at = time.monotonic() + _SECONDS_BETWEEN_LOOKS
+        if has_gap and not is_look:
+            # Somebody else has written: another worker, or a request to stop.
+            self._looks_at = 0.0
+        if is_look or has_gap:
+            self._look()
+
+    def _write_or_create(self, chunks: list[dict[str, Any]], token: int | None) -> int:
+        write = self._store.streams.write_sync
+        try:
+            return write(self._session_id, chunks, fencing_token=token)
+        except StreamNotFound:
+            open_stream(self._store, self._session_id, self._agent_type)
+            return write(self._session_id, chunks, fencing_token=token)
+
+    def _look(self) -> None:
+        request = self._store.sessions.check_interrupt(self._session_id, run_id=self._run_id)
+        if request is not None:
+            raise TurnInterrupted(request.kind.value, request.reason)
+
+    # What the driver writes
+
+    def begin(self) -> None:
+        """Tell readers that a turn has begun."""
+        self._put({"type": "run", "run": self._run_id})
+        self.flush()
+
+    def end(self, **outcome: Any) -> None:
+        """Tell readers how the turn has ended, after everything else is stored."""
+        self._error = None
+        self._settle()
+        if self._step_is_open or self._said or self._must_show:
+            self.reset()
+        self._put({"type": "end", "run": self._run_id, **outcome})
+        self.flush()
+        self._is_over = True
+
+    def reset(self) -> None:
+        """Take back what the step has said: it is not stored."""
+        with self._lock:
+            was_open = self._step_is_open or bool(self._said) or self._must_show
+            self._buffer.clear()
+            self._open.clear()
+            self._said.clear()
+            self._step_is_open = self._must_show = False
+        if was_open:
+            self._put({"type": "reset"})
+
+    def committed(self, chunk: Mapping[str, Any], *, is_shown: bool) -> None:
+        """Tell readers that the step is stored; unless ``is_shown``, they load it."""
+        with self._lock:
+            must_show = self._must_show or not is_shown
+            self._open.clear()
+            self._said.clear()
+            self._step_is_open = self._must_show = False
+            self.step_number += 1
+        self._put({"type": "commit", "snapshot": must_show, **chunk})
+        self.flush()
+
+    def forget(self) -> None:
+        """Expect that the caller's transaction may be rolled back, and with it the step that it holds."""
+        self._is_provisional = True
+
+    def remember(self) -> None:
+        """Take note of the commit of the caller's transaction."""
+        self._is_provisional = False
+
+    def _put(self, chunk: dict[str, Any]) -> None:
+        with self._lock:
+            self._buffer.append(chunk)
+
+    # Matching what is said with what was streamed
+
+    def matched(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        asked: Mapping[str, Mapping[str, Any]],
+        results: Mapping[str, Mapping[str, Any]],
+        usage: Sequence[Mapping[str, Any]],
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Return a step's messages with their ids and parts, and whether the stream shows them as they are.
+
+        What was not streamed is put in the buffer.
+        """
+        self.raise_error()
+        with self._lock:
+            stored, is_shown = [], True
+            for message in messages:
+                kept, is_same = self._match(message, results)
+                stored.append(kept)
+                is_shown = is_shown and is_same
+            is_shown = is_shown and all(said.is_matched for said in self._said)
+            own = [message for message in stored if message.get("role") == "assistant"]
+            if own:
+                known = {called(call)[0] for message in own for call in message.get("tool_calls") or ()}
+                for call_id, call in asked.items():
+                    if call_id not in known:
+                        is_shown = self._add_call(own[-1], call_id, call) and is_shown
+                if usage:
+                    own[-1][OWN]["usage"] = list(usage)
+        return stored, is_shown
+
+    def _match(
+        self, message: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], bool]:
+        role = message.get("role")
+        own: dict[str, Any] = {"step": self.step_number}
+        if role == "assistant":
+            return self._match_assistant(message, own)
+        if role == "tool":
+            return self._match_tool(message, own, results)
+        kept = {**message, "id": message.get("id") or new_id(), OWN: own}
+        # Other roles are rare in what an agent says: readers load them.
+        return kept, False
+
+    def _match_tool(
+        self, message: Mapping[str, Any], own: dict[str, Any], results: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], bool]:
+        call_id = message.get("tool_call_id")
+        content = message.get("content")
+        said = next(
+            (
+                said
+                for said in self._said
+                if said.role == "tool" and said.call_id == call_id and not said.is_matched
+            ),
+            None,
+        )
+        is_shown = isinstance(content, str) and message.get("error") is None
+        if said is None:
+            said = _Said(message.get("id") or new_id(), role="tool")
+            if is_shown and isinstance(call_id, str):
+                self._open.pop(None, None)
+                self.add({"type": "result", "m": said.id, "c": call_id, "content": content})
+            else:
+                is_shown = False
+        else:
+            is_shown = is_shown and said.content == content
+        said.is_matched = True
+        answer = results.get(call_id) if isinstance(call_id, str) else None
+        if answer is not None and answer.get("approval_id") is not None:
+            own["approval"] = decision_of(answer)
+        return {**message, "id": said.id, OWN: own}, is_shown
+
+    def _match_assistant(
+        self, message: Mapping[str, Any], own: dict[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        said = next((said for said in self._said if said.role == "assistant" and not said.is_matched), None)
+        content = message.get("content")
+        text = content if isinstance(content, str) else ""
+        calls = [called(call) for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
+        if said is None:
+            said = _Said(message.get("id") or new_id(), is_matched=True)
+            kept = {**message, "id": said.id, OWN: own}
+            if not (content is None or isinstance(content, str)):
+                return kept, False
+            reasoning = message.get("reasoning")
+            if isinstance(reasoning, str) and reasoning:
+                self.add({"type": "reasoning", "m": said.id, "i": 0, "d": reasoning})
+            if text:
+                self.add({"type": "text", "m": said.id, "i": 0, "d": text})
+            for call in calls:
+                self._stream_call(said.id, *call)
+            return kept, True
+        said.is_matched = True
+        is_shown = content is None or isinstance(content, str)
+        is_shown = is_shown and said.text("text") == text
+        for call_id, name, arguments in calls:
+            part = said.call(call_id)
+            if part is None:
+                self._stream_call(said.id, call_id, name, arguments)
+                said.parts.append({"type": "call", "id": call_id, "name": name, "text": arguments})
+            elif part["name"] != name or parsed(part["text"]) != parsed(arguments):
+                is_shown = False
+                part["text"] = arguments
+        ids = {call_id for call_id, *_ in calls}
+        if any(part["type"] == "call" and part["id"] not in ids for part in said.parts):
+            is_shown = False
+        kept = {**message, "id": said.id, OWN: own}
+        _keep_parts(kept, own, said, text, {call[0]: call[2] for call in calls})
+        return kept, is_shown
+
+    def _stream_call(self, message_id: str, call_id: str, name: str, arguments: str) -> None:
+        self.add({"type": "input", "m": message_id, "c": call_id, "name": name, "d": arguments})
+        self.add({"type": "call", "m": message_id, "c": call_id})
+
+    def _add_call(self, message: dict[str, Any], call_id: str, call: Mapping[str, Any]) -> bool:
+        """Add a call that the step asks about, and that none of its messages makes, to the message's parts.
+
+        Without it, a client would be asked about a call that it does not know.
+        """
+        arguments = json.dumps(call["input"], ensure_ascii=False)
+        own = message[OWN]
+        if "parts" not in own:
+            own["parts"] = _usual_parts(message)
+        own["parts"].append(
+            {"type": "call", "id": call_id, "name": call["tool_name"], "arguments": arguments}
+        )
+        said = next((said for said in self._said if said.id == message["id"]), None)
+        if said is None or said.call(call_id) is None:
+            self._stream_call(message["id"], call_id, call["tool_name"], arguments)
+        return True
+
+
+BOUNDARIES: Final = frozenset({"run", "commit", "reset", "end"})
+"""The chunks after which nothing is open."""
+
+
+def decision_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the decision of an approval as it is stored with the result of its call."""
+    decision = {
+        "id": answer["approval_id"],
+        "approved": answer.get("approved") is True,
+        "digest": answer.get("digest") or call_digest(answer.get("tool_name", ""), answer.get("input")),
+    }
+    if isinstance(reason := answer.get("reason"), str) and reason:
+        decision["reason"] = reason
+    return decision
+
+
+def _usual_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    for kind, key in (("reasoning", "reasoning"), ("text", "content")):
+        text = message.get(key)
+        if isinstance(text, str) and text:
+            parts.append({"type": kind, "length": len(text)})
+    parts += [{"type": "call", "id": called(call)[0]} for call in message.get("tool_calls") or ()]
+    return parts
+
+
+def _keep_parts(
+    kept: dict[str, Any], own: dict[str, Any], said: _Said, text: str, arguments: Mapping[str, str]
+) -> None:
+    """Add to a message what it does not say itself, and the order of its parts if it is not the usual one."""
+    reasoning = said.text("reasoning")
+    if reasoning and "reasoning" not in kept:
+        kept["reasoning"] = reasoning
+        own["reasoning"] = True
+    parts = [_stored_part(part, arguments) for part in said.parts]
+    has_all = said.text("text") == text and kept.get("reasoning", "") == reasoning
+    if not has_all:
+        # The text is not what was streamed: keep the order, with the text that was said first.
+        parts = [part for part in parts if part["type"] not in ("text", "reasoning")]
+        parts = [part for part in _usual_parts(kept) if part["type"] in ("text", "reasoning")] + parts
+    parts = [part for part in parts if part["type"] != "call" or part["id"] in arguments]
+    if parts != _usual_parts(kept):
+        own["parts"] = parts
+
+
+def _stored_part(part: Mapping[str, Any], arguments: Mapping[str, str]) -> dict[str, Any]:
+    kind = part["type"]
+    if kind in ("text", "reasoning"):
+        return {"type": kind, "length": len(part["text"])}
+    if kind == "call":
+        stored = {"type": "call", "id": part["id"]}
+        if part["text"] != arguments.get(part["id"]):
+            stored["arguments"] = part["text"]
+        return stored
+    if kind == "agent":
+        return {"type": "agent", "agent": dict(part["agent"]), "message": _message_of_agent(part["said"])}
+    return dict(part)
+
+
+def _message_of_agent(said: _Said) -> dict[str, Any]:
+    if said.role == "tool":
+        return {"role": "tool", "id": said.id, "tool_call_id": said.call_id, "content": said.content}
+    calls = [part for part in said.parts if part["type"] == "call"]
+    message: dict[str, Any] = {"role": "assistant", "id": said.id, "content": said.text("text")}
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["text"]},
+            }
+            for call in calls
+        ]
+    if reasoning := said.text("reasoning"):
+        message["reasoning"] = reasoning
+    parts = [_stored_part(part, {call["id"]: call["text"] for call in calls}) for part in said.parts]
+    if parts != _usual_parts(message):
+        message[OWN] = {"parts": parts}
+    return message
+
+
+def _split(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a chunk in parts that are small enough for the stream."""
+    delta = chunk.get("d")
+    if isinstance(delta, str) and len(delta) > _LONGEST_DELTA:
+        for at in range(0, len(delta), _LONGEST_DELTA):
+            yield {**chunk, "d": delta[at : at + _LONGEST_DELTA]}
+        return
+    yield chunk
+
+
+class Out:
+    """What the agent says now. Everything is in the stream at once, and in the history with the step.
+
+    Each call has an async version with the prefix ``a``. After a request to stop, a call raises
+    `TurnInterrupted`; when another worker has taken over, `FencedOutError`.
+    """
+
+    def __init__(self, writer: Writer, agent: Mapping[str, Any] | None = None) -> None:
+        self._writer = writer
+        self._agent = agent
+
+    def text(self, delta: str) -> None:
+        """Say a part of the answer's text."""
+        self._add_text(delta)
+        self._writer.pump()
+
+    async def atext(self, delta: str) -> None:
+        """Async version of `text`."""
+        self._add_text(delta)
+        await self._writer.apump()
+
+    def reasoning(self, delta: str) -> None:
+        """Say a part of the reasoning, which is stored with the step's message."""
+        self._add_reasoning(delta)
+        self._writer.pump()
+
+    async def areasoning(self, delta: str) -> None:
+        """Async version of `reasoning`."""
+        self._add_reasoning(delta)
+        await self._writer.apump()
+
+    def tool_input(self, call_id: str, name: str, delta: str) -> None:
+        """Say a part of the JSON text of a tool call's input. `tool_call` ends it, or the step does."""
+        self._add_input(call_id, name, delta)
+        self._writer.pump()
+
+    async def atool_input(self, call_id: str, name: str, delta: str) -> None:
+        """Async version of `tool_input`."""
+        self._add_input(call_id, name, delta)
+        await self._writer.apump()
+
+    def tool_call(self, call_id: str, name: str, input: Any) -> None:
+        """Say a tool call with its whole input, a JSON value."""
+        self._add_call(call_id, name, input)
+        self._writer.pump()
+
+    async def atool_call(self, call_id: str, name: str, input: Any) -> None:
+        """Async version of `tool_call`."""
+        self._add_call(call_id, name, input)
+        await self._writer.apump()
+
+    def tool_result(self, call_id: str, result: Any) -> None:
+        """Say the result of a tool call: the text of its message, or a JSON value."""
+        self._add_result(call_id, result)
+        self._writer.pump()
+
+    async def atool_result(self, call_id: str, result: Any) -> None:
+        """Async version of `tool_result`."""
+        self._add_result(call_id, result)
+        await self._writer.apump()
+
+    def file(self, url: str, media_type: str) -> None:
+        """Say a file, which is stored with the step's message."""
+        self._add_part({"type": "file", "url": url, "media_type": media_type})
+        self._writer.pump()
+
+    async def afile(self, url: str, media_type: str) -> None:
+        """Async version of `file`."""
+        self._add_part({"type": "file", "url": url, "media_type": media_type})
+        await self._writer.apump()
+
+    def data(self, name: str, value: Any, transient: bool = False) -> None:
+        """Say data of your own, a JSON value. Unless it is transient, it is stored with the message."""
+        self._add_part({"type": "data", "name": name, "value": copy_json(value)}, is_transient=transient)
+        self._writer.pump()
+
+    async def adata(self, name: str, value: Any, transient: bool = False) -> None:
+        """Async version of `data`."""
+        self._add_part({"type": "data", "name": name, "value": copy_json(value)}, is_transient=transient)
+        await self._writer.apump()
+
+    @contextmanager
+    def agent(self, name: str) -> Iterator[Out]:
+        """Yield what a sub-agent says, for ``with``."""
+        about = self._begin_agent(name)
+        try:
+            yield Out(self._writer, about)
+        except BaseException as exc:
+            self._end_agent(about, exc)
+            raise
+        self._end_agent(about)
+        self._writer.pump()
+
+    @asynccontextmanager
+    async def aagent(self, name: str) -> AsyncIterator[Out]:
+        """Yield what a sub-agent says, for ``async with``."""
+        about = self._begin_agent(name)
+        try:
+            yield Out(self._writer, about)
+        except BaseException as exc:
+            self._end_agent(about, exc)
+            raise
+        self._end_agent(about)
+        await self._writer.apump()
+
+    # Adding
+
+    @property
+    def _of_agent(self) -> dict[str, Any]:
+        return {} if self._agent is None else {"a": self._agent["id"]}
+
+    def _add_text(self, delta: str) -> None:
+        if not delta:
+            return
+        with self._writer._lock:
+            said = self._writer.message(self._agent)
+            number = said.add("text", delta)
+            self._writer.add({"type": "text", "m": said.id, "i": number, "d": delta, **self._of_agent})
+
+    def _add_reasoning(self, delta: str) -> None:
+        if not delta:
+            return
+        with self._writer._lock:
+            said = self._writer.message(self._agent)
+            number = said.add("reasoning", delta)
+            self._writer.add({"type": "reasoning", "m": said.id, "i": number, "d": delta, **self._of_agent})
+
+    def _add_input(self, call_id: str, name: str, delta: str) -> None:
+        with self._writer._lock:
+            said = self._writer.message(self._agent)
+            part = said.call(call_id)
+            if part is None:
+                said.parts.append({"type": "call", "id": call_id, "name": name, "text": delta})
+            else:
+                part["text"] += delta
+            self._writer.add(
+                {"type": "input", "m": said.id, "c": call_id, "name": name, "d": delta, **self._of_agent}
+            )
+
+    def _add_call(self, call_id: str, name: str, value: Any) -> None:
+        with self._writer._lock:
+            said = self._writer.message(self._agent)
+            if said.call(call_id) is None:
+                self._add_input(call_id, name, json.dumps(copy_json(value), ensure_ascii=False))
+            self._writer.add({"type": "call", "m": said.id, "c": call_id, **self._of_agent})
+
+    def _add_result(self, call_id: str, result: Any) -> None:
+        content = as_text(copy_json(result))
+        with self._writer._lock:
+            said = self._writer.result(call_id, content, self._agent)
+            chunk = {"type": "result", "m": said.id, "c": call_id, "content": content, **self._of_agent}
+            self._writer.add(chunk)
+
+    def _add_part(self, part: dict[str, Any], *, is_transient: bool = False) -> None:
+        with self._writer._lock:
+            said = self._writer.message(self._agent)
+            if not is_transient:
+                said.parts.append(part)
+            chunk = {**part, "m": said.id, **self._of_agent}
+            self._writer.add({**chunk, "transient": True} if is_transient else chunk)
+
+    def _begin_agent(self, name: str) -> dict[str, Any]:
+        about: dict[str, Any] = {"id": new_id(), "name": name}
+        if self._agent is not None:
+            about["parent"] = self._agent["id"]
+        with self._writer._lock:
+            self._writer.message(None)
+            self._writer.add({"type": "agent", "agent": about})
+        return about
+
+    def _end_agent(self, about: Mapping[str, Any], error: BaseException | None = None) -> None:
+        with self._writer._lock:
+            self._writer.end_agent(about)
+            chunk: dict[str, Any] = {"type": "agent_end", "a": about["id"]}
+            if error is not None:
+                chunk["error"] = type(error).__name__
+            self._writer.add(chunk)
+
+
+class _Flusher:
+    """One thread of the process, which writes the last words of those who have fallen silent."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._due: list[tuple[float, int, Writer]] = []
+        self._waiting: set[int] = set()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def add(self, writer: Writer, at: float) -> None:
+        if self._process != os.getpid():
+            self.__init__()  # type: ignore[misc]  # a fork has no threads of its parent
+        with self._condition:
+            if id(writer) in self._waiting:
+                return
+            self._waiting.add(id(writer))
+            heapq.heappush(self._due, (at, id(writer), writer))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._run, name="helix_store chat flusher", daemon=True
+                )
+                self._thread.start()
+            self._condition.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                if not self._due and not self._condition.wait_for(lambda: self._due, timeout=1.0):
+                    self._thread = None
+                    break
+                at, key, writer = self._due[0]
+                pause = at - time.monotonic()
+                if pause > 0:
+                    self._condition.wait(pause)
+                    continue
+                heapq.heappop(self._due)
+                if writer.is_due:
+                    self._waiting.discard(key)
+                else:
+                    # The agent's thread has flushed the writer itself, so the next flush is later.
+                    heapq.heappush(self._due, (writer.due_at, key, writer))
+                    continue
+            writer.flush_in_background()
+            del writer
+        connections.close_all()
+
+
+_flusher: Final = _Flusher()

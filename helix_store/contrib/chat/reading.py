@@ -1,0 +1,637 @@
+"""Responses that follow a thread: what is stored first, then the chunks of its stream until it rests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from django.conf import settings
+
+from helix_store import (
+    HelixStoreError,
+    Post,
+    RunStatus,
+    SessionNotFound,
+    SessionState,
+    SessionStatus,
+    Store,
+    StreamTruncated,
+)
+from helix_store.contrib.chat import agui, aisdk
+from helix_store.contrib.chat.agui import Outcome
+from helix_store.contrib.chat.feeds import Seen, in_reading_thread, open_feed
+from helix_store.contrib.chat.standing import Standing, Thread, load_thread, newest_chunk, open_calls
+from helix_store.contrib.chat.stored import Entry, entries, reasoning_id
+from helix_store.contrib.chat.turns import digest_of
+
+if TYPE_CHECKING:
+    from helix_store.contrib.chat.driver import Driver
+
+__all__ = [
+    "AgUi",
+    "AiSdk",
+    "BrokenOff",
+    "Joined",
+    "calls_of",
+    "follow",
+    "join",
+    "new_thread",
+    "outcome_of",
+    "waiting_of",
+]
+
+_SECONDS_BETWEEN_LOOKS: Final = 3.0
+"""How often a response looks whether its thread has come to rest, or is left by its worker."""
+_LONGEST_SECONDS_BETWEEN_CALLS: Final = 60.0
+_PAGE: Final = 200
+
+_BEGINNING: Final = b": chat\n\n"
+_HEARTBEAT: Final = b": heartbeat\n\n"
+
+_logger = logging.getLogger(__name__)
+
+
+class BrokenOff(Exception):
+    """A response must end before its run does: its connection is closed, so that the client comes back."""
+
+
+# --- What is stored ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A thread, and where to read its stream from so that nothing is missing.
+
+    ``start`` is the position at which the open step began, ``position`` that of the newest chunk. Both were
+    read before the thread: what is stored in between is in the thread, and is not shown twice. If a turn
+    ``is_under_way``, its end is not in the stream yet.
+    """
+
+    thread: Thread
+    start: int
+    position: int
+    token: int
+    is_under_way: bool
+
+
+def join(store: Store, session_id: str, *, standing: Standing | None = None) -> Joined:
+    """Read the end of the stream, then the thread. Raises `SessionNotFound`."""
+    position, chunk = newest_chunk(store, session_id)
+    thread = load_thread(store, session_id, standing=standing)
+    return Joined(
+        thread=thread,
+        start=_start_after(position, chunk),
+        position=position,
+        token=chunk.get("r", 0),
+        is_under_way=chunk.get("type", "end") != "end",
+    )
+
+
+def new_thread(state: SessionState, post: Post) -> Joined:
+    """Return a thread that this message has begun. Nothing else can be stored yet."""
+    thread = Thread(state=state, messages=[], posts=[post], run=None, standing=Standing.DUE)
+    return Joined(thread=thread, start=0, position=0, token=0, is_under_way=False)
+
+
+def _start_after(position: int, chunk: Mapping[str, Any]) -> int:
+    """Return the position from which on chunks belong to what is open after a chunk."""
+    if not chunk or chunk["type"] in ("run", "commit", "reset", "end"):
+        return position
+    start = chunk.get("s", position)
+    return start if start <= position else position
+
+
+def open_reasoning(store: Store, session_id: str, joined: Joined) -> list[str]:
+    """Return the ids of the reasoning of the running answer up to now."""
+    found: dict[str, None] = {}
+    stored = {message.get("id") for message in joined.thread.messages}
+    at = joined.start
+    while at < joined.position:
+        page = store.streams.read_after(session_id, at, limit=_PAGE)
+        for each in page:
+            chunk = each.chunk
+            is_current = chunk.get("r", 0) >= joined.token and each.sequence <= joined.position
+            if is_current and chunk["type"] == "reasoning" and chunk["m"] not in stored:
+                found[reasoning_id(chunk["m"], chunk["i"])] = None
+        if not page:
+            break
+        at = page[-1].sequence
+    return list(found)
+
+
+def abandoned_reasoning(store: Store, session_id: str, joined: Joined) -> list[str]:
+    """Return the ids of newer reasoning that is not stored, and that a client may hold from failed steps."""
+    stored = {message.get("id") for message in joined.thread.messages}
+    try:
+        page = store.streams.read_after(session_id, max(0, joined.position - _PAGE), limit=_PAGE)
+    except StreamTruncated as exc:
+        page = store.streams.read_after(session_id, exc.oldest - 1, limit=_PAGE)
+    said = [each.chunk for each in page if each.chunk["type"] == "reasoning"]
+    return list(dict.fromkeys(reasoning_id(each["m"], each["i"]) for each in said if each["m"] not in stored))
+
+
+def waiting_of(thread: Thread) -> list[Entry]:
+    """Return the messages that wait to be received, under the ids that they will have."""
+    stored = {message.get("id") for message in thread.messages}
+    posts = [post.message for post in thread.posts if post.message is not None]
+    return [entry for entry in entries(posts) if entry.id not in stored]
+
+
+def calls_of(thread: Thread) -> dict[str, aisdk.Call]:
+    """Return the calls that the thread waits for, and those whose answer was not used yet."""
+    return {
+        call_id: aisdk.Call(
+            id=call_id,
+            name=call.get("tool_name", ""),
+            input=call.get("input"),
+            digest=call.get("digest", ""),
+            approval=call.get("approval_id"),
+            approved=call.get("approved") if "submitted_at" in call else None,
+            reason=call.get("reason"),
+        )
+        for call_id, call in thread.state.pending_client_tool_calls.items()
+        if isinstance(call, dict)
+    }
+
+
+def cost_of(store: Store, session_id: str, steps: Sequence[int]) -> str | None:
+    """Return the dollars that these steps have cost, or ``None`` if the price of a model is unknown."""
+    entries_of_steps = store.usage.get_entries(
+        session_id, kinds=["tokens"], step_range=(min(steps), max(steps))
+    )
+    costs = [each.cost_usd for each in entries_of_steps]
+    known = [cost for cost in costs if cost is not None]
+    return None if not costs or len(known) < len(costs) else str(sum(known))
+
+
+def outcome_of(thread: Thread, *, usage: Sequence[Mapping[str, Any]] = ()) -> Outcome:
+    """Return how a thread stands that nobody drives."""
+    state, run = thread.state, thread.run
+    if state.status == SessionStatus.FAILED:
+        return Outcome(
+            kind="error", message=state.failure_reason or "The agent failed.", code="failed", usage=usage
+        )
+    calls = open_calls(state)
+    approvals = [_interrupt(id, call) for id, call in calls.items() if call.get("approval_id") is not None]
+    if approvals:
+        return Outcome(kind="interrupt", interrupts=approvals, usage=usage)
+    if calls:
+        return Outcome(pending=list(calls), usage=usage)
+    if run is not None and run.status == RunStatus.FAILED:
+        return Outcome(kind="error", message=_told(run.error), code="agent_failed", usage=usage)
+    if run is not None and run.status == RunStatus.INTERRUPTED:
+        reason = run.completion_reason or ""
+        if reason.startswith("budget:"):
+            message = "A budget does not allow another step at the moment."
+            return Outcome(kind="error", message=message, code="budget_exceeded", usage=usage)
+        return Outcome(kind="cancelled", usage=usage)
+    return Outcome(result=state.output, usage=usage)
+
+
+def _told(error: Any) -> str:
+    if settings.DEBUG and isinstance(error, Mapping):
+        return f"{error.get('type')}: {error.get('message')}"
+    return "The agent failed."
+
+
+def _interrupt(call_id: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    digest = call.get("digest", "")
+    properties: dict[str, Any] = {
+        "approved": {"type": "boolean"},
+        "digest": {"const": digest},
+        "reason": {"type": "string"},
+    }
+    if call.get("editable"):
+        properties["input"] = {}
+    interrupt: dict[str, Any] = {
+        "id": call_id,
+        "reason": "tool_call",
+        "message": f"May the agent run {call.get('tool_name', '')}?",
+        "toolCallId": call_id,
+        "responseSchema": {
+            "type": "object",
+            "properties": properties,
+            "required": ["approved", "digest"],
+        },
+        "metadata": {"digest": digest, "toolName": call.get("tool_name"), "input": call.get("input")},
+    }
+    deadline = call.get("deadline")
+    if isinstance(deadline, int):
+        moment = time.gmtime(deadline // 1000)
+        interrupt["expiresAt"] = f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{deadline % 1000:03d}Z"
+    return interrupt
+
+
+# --- The protocols -----------------------------------------------------------------------------------
+
+
+class Spoken(Protocol):
+    """One response in one of the protocols."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def may_hold_more(self) -> bool:
+        """True if the client may hold messages that the request does not name."""
+        ...
+
+    def begin(
+        self, joined: Joined, reasoning: Sequence[str], abandoned: Sequence[str] = ()
+    ) -> Iterator[dict[str, Any]]: ...
+
+    def needs_thread(self, chunk: Mapping[str, Any]) -> bool: ...
+
+    def take(self, chunk: Mapping[str, Any], thread: Thread | None) -> Iterator[dict[str, Any]]: ...
+
+    def resume(self, thread: Thread, later: Collection[str]) -> None: ...
+
+    def absorb(self, chunk: Mapping[str, Any]) -> None: ...
+
+    def reopened(self, thread: Thread) -> Iterator[dict[str, Any]]: ...
+
+    @property
+    def priced_steps(self) -> Sequence[int]:
+        """The numbers of the steps whose cost the end of the response tells."""
+        ...
+
+    def end(self, thread: Thread, cost: str | None = None) -> Iterator[dict[str, Any]]: ...
+
+    ending: bytes
+
+
+class AgUi:
+    """A response in AG-UI."""
+
+    ending = b""
+    is_over = False
+
+    def __init__(
+        self, thread_id: str, run_id: str, *, held: Sequence[tuple[str, str]] | None, shares_state: bool
+    ) -> None:
+        self.may_hold_more = held is None
+        self._events = agui.Events(
+            thread_id, run_id, held=held, shares_state=shares_state, now=_now, digest=digest_of
+        )
+
+    def begin(
+        self, joined: Joined, reasoning: Sequence[str], abandoned: Sequence[str] = ()
+    ) -> Iterator[dict[str, Any]]:
+        thread = joined.thread
+        yield self._events.started()
+        self._events.expect(abandoned, entries(thread.messages), reasoning)
+        yield from self._events.snapshot(
+            entries(thread.messages), waiting_of(thread), thread.state.custom_state, reasoning
+        )
+
+    def needs_thread(self, chunk: Mapping[str, Any]) -> bool:
+        return self._events.needs_thread(chunk)
+
+    def take(self, chunk: Mapping[str, Any], thread: Thread | None) -> Iterator[dict[str, Any]]:
+        if thread is None:
+            return self._events.take(chunk)
+        return self._events.take(
+            chunk,
+            entries(thread.messages),
+            waiting_of(thread),
+            thread.state.custom_state,
+            has_thread=True,
+        )
+
+    def resume(self, thread: Thread, later: Collection[str]) -> None:
+        self._events.resume([entry for entry in entries(thread.messages) if entry.id not in later])
+
+    def absorb(self, chunk: Mapping[str, Any]) -> None:
+        self._events.absorb(chunk)
+
+    def reopened(self, thread: Thread) -> Iterator[dict[str, Any]]:
+        yield self._events.started()
+        yield from self._events.state_snapshot(thread.state.custom_state)
+        yield from self._events.reopened()
+
+    @property
+    def priced_steps(self) -> Sequence[int]:
+        return self._events.steps if self._events.usage() else ()
+
+    def end(self, thread: Thread, cost: str | None = None) -> Iterator[dict[str, Any]]:
+        outcome = outcome_of(thread, usage=self._events.usage())
+        return self._events.finished(replace(outcome, cost_usd=cost))
+
+
+class AiSdk:
+    """A response in the UI message stream of the AI SDK."""
+
+    ending = b"data: [DONE]\n\n"
+
+    def __init__(self, *, after: str | None = None, known_calls: Sequence[str] = ()) -> None:
+        self._parts = aisdk.Parts(after=after, known_calls=known_calls)
+
+    @property
+    def is_over(self) -> bool:
+        return self._parts.is_over
+
+    may_hold_more = False
+
+    def begin(
+        self, joined: Joined, reasoning: Sequence[str], abandoned: Sequence[str] = ()
+    ) -> Iterator[dict[str, Any]]:
+        thread = joined.thread
+        return self._parts.begin(entries(thread.messages), calls_of(thread))
+
+    def needs_thread(self, chunk: Mapping[str, Any]) -> bool:
+        return self._parts.needs_thread(chunk)
+
+    def take(self, chunk: Mapping[str, Any], thread: Thread | None) -> Iterator[dict[str, Any]]:
+        if thread is None:
+            return self._parts.take(chunk)
+        return self._parts.take(chunk, entries(thread.messages), calls_of(thread), has_thread=True)
+
+    def resume(self, thread: Thread, later: Collection[str]) -> None:
+        self._parts.resume(entries(thread.messages))
+
+    def absorb(self, chunk: Mapping[str, Any]) -> None:
+        for _ in self._parts.take(chunk):
+            pass
+
+    def reopened(self, thread: Thread) -> Iterator[dict[str, Any]]:
+        return iter(())
+
+    priced_steps: Sequence[int] = ()
+
+    def end(self, thread: Thread, cost: str | None = None) -> Iterator[dict[str, Any]]:
+        if self._parts.is_over:
+            return self._parts.finished(Outcome())
+        return self._parts.finished(outcome_of(thread))
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# --- Following ---------------------------------------------------------------------------------------
+
+
+async def follow(
+    chat: Driver,
+    store: Store,
+    session_id: str,
+    spoken: Spoken,
+    joined: Joined,
+    *,
+    seen: int | None = None,
+    is_called: bool = False,
+    heartbeat: float,
+) -> AsyncGenerator[bytes, None]:
+    """Yield a response: what is stored, then what is said until the thread rests.
+
+    With ``seen``, the sequence of a chunk that the client has got, only what follows it. If ``is_called``,
+    the request has called for a driver already. Raises `BrokenOff` if the stream cannot be read on.
+    """
+    yield _BEGINNING
+    try:
+        reader = _Reader(chat, store, session_id, spoken, heartbeat=heartbeat, is_called=is_called)
+        async with aclosing(reader.events(joined, seen)) as events:
+            async for part in events:
+                yield part
+    except SessionNotFound as exc:
+        raise BrokenOff("The thread was deleted.") from exc
+    except HelixStoreError as exc:
+        _logger.warning("A response of a chat was broken off (%s); the client connects again.", exc.code)
+        raise BrokenOff(exc.code) from exc
+    yield spoken.ending
+
+
+class _Reader:
+    def __init__(
+        self,
+        chat: Driver,
+        store: Store,
+        session_id: str,
+        spoken: Spoken,
+        *,
+        heartbeat: float,
+        is_called: bool,
+    ) -> None:
+        self._is_called = is_called
+        self._chat = chat
+        self._store = store
+        self._session_id = session_id
+        self._spoken = spoken
+        self._heartbeat = heartbeat
+        self._position = 0
+        self._safe = 0
+        self._token = 0
+        self._pause = _SECONDS_BETWEEN_LOOKS
+        self._calls_at = time.monotonic() + (_SECONDS_BETWEEN_LOOKS if is_called else 0)
+
+    async def events(self, joined: Joined, seen: int | None) -> AsyncGenerator[bytes, None]:
+        thread = joined.thread
+        if thread.standing is Standing.RESTING:
+            # What a worker left behind in the stream is not going to be stored.
+            joined = replace(joined, start=joined.position)
+        if seen is not None and await self._absorbed(joined, seen):
+            yield _parts(self._spoken.reopened(thread), None)
+        else:
+            reasoning: Sequence[str] = ()
+            if joined.start < joined.position:
+                reasoning = await in_reading_thread(
+                    lambda: open_reasoning(self._store, self._session_id, joined)
+                )
+            abandoned: Sequence[str] = ()
+            if self._spoken.may_hold_more and joined.position:
+                abandoned = await in_reading_thread(
+                    lambda: abandoned_reasoning(self._store, self._session_id, joined)
+                )
+            self._position, self._token = joined.start, joined.token
+            if thread.standing is not Standing.RESTING and joined.position:
+                self._safe = await in_reading_thread(lambda: newest_chunk(self._store, self._session_id)[0])
+            begun = self._spoken.begin(joined, reasoning, abandoned)
+            yield _parts(begun, self._safe_id(joined.start), is_anew=True)
+        if thread.standing is Standing.DUE and not self._is_called:
+            await self._call_a_driver()
+        is_resting = thread.standing is Standing.RESTING and self._position >= joined.position
+        while not is_resting and not self._spoken.is_over:
+            try:
+                async with aclosing(self._chunks()) as chunks:
+                    async for part in chunks:
+                        yield part
+                break
+            except StreamTruncated:
+                # Chunks were pruned: go on with what is stored.
+                joined = await in_reading_thread(lambda: join(self._store, self._session_id))
+                self._position = joined.position
+                yield _parts(self._spoken.take({"type": "reset"}, joined.thread), None, is_anew=True)
+        thread = await self._load()
+        if not self._spoken.is_over:
+            yield _parts(self._spoken.take({"type": "run"}, thread), None)
+        steps, cost = self._spoken.priced_steps, None
+        if steps:
+            cost = await in_reading_thread(lambda: cost_of(self._store, self._session_id, steps))
+        yield _parts(self._spoken.end(thread, cost), self._safe_id(self._position))
+
+    async def _absorbed(self, joined: Joined, seen: int) -> bool:
+        """Take the chunks that the client has seen, from the beginning of their step.
+
+        Return false if the response must begin anew: if they are not there any more or never were, and if
+        another turn has begun since, which may have received messages that are in no chunk.
+        """
+        if not 0 < seen <= joined.position:
+            return False
+        try:
+            found = await in_reading_thread(lambda: self._around(joined, seen))
+        except (StreamTruncated, IndexError):
+            return False
+        if found is None:
+            return False
+        before, later = found
+        self._spoken.resume(joined.thread, later)
+        for chunk in before:
+            if self._is_current(chunk):
+                self._spoken.absorb(chunk)
+        self._position = seen
+        return True
+
+    def _around(self, joined: Joined, seen: int) -> tuple[list[dict[str, Any]], set[str]] | None:
+        """Return the chunks of the step up to one, and the ids of the messages in those that follow it."""
+        read = self._store.streams.read_after
+        start = _start_after(seen, read(self._session_id, seen - 1, limit=1)[0].chunk)
+        before: list[dict[str, Any]] = []
+        later: set[str] = set()
+        while start < joined.position and (page := read(self._session_id, start, limit=_PAGE)):
+            for each in page:
+                if each.sequence <= seen:
+                    before.append(each.chunk)
+                elif each.sequence <= joined.position:
+                    if each.chunk["type"] in ("run", "rewound"):
+                        return None
+                    later |= _ids_in(each.chunk)
+            start = page[-1].sequence
+        return before, later
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of chunks until the thread rests."""
+        pause = min(_SECONDS_BETWEEN_LOOKS, self._heartbeat)
+        feed = open_feed(self._store, self._session_id, self._position)
+        try:
+            while True:
+                arrived = await feed.after(self._position, pause)
+                if not arrived:
+                    yield _HEARTBEAT
+                    if await self._has_come_to_rest():
+                        return
+                for sequence, chunk in _together(arrived):
+                    async for part in self._events_of(sequence, chunk):
+                        yield part
+                    if self._spoken.is_over:
+                        return
+                    if chunk["type"] == "end" and await self._has_come_to_rest():
+                        return
+        finally:
+            await feed.close()
+
+    async def _events_of(self, sequence: int, chunk: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+        self._position = sequence
+        if self._is_current(chunk):
+            thread = await self._load() if self._spoken.needs_thread(chunk) else None
+            own_id = self._safe_id(sequence)
+            is_ahead = thread is not None and own_id is None
+            if part := _parts(self._spoken.take(chunk, thread), own_id, is_anew=is_ahead):
+                yield part
+
+    def _is_current(self, chunk: Mapping[str, Any]) -> bool:
+        """Return whether the worker that wrote a chunk is the newest one."""
+        if "r" not in chunk or chunk["r"] < self._token:
+            return False
+        self._token = chunk["r"]
+        return True
+
+    async def _has_come_to_rest(self) -> bool:
+        """Return whether nobody drives the thread or must, and everything in the stream was read."""
+
+        def look() -> tuple[Standing, int]:
+            standing = self._chat.standing(
+                self._session_id, using=self._store.alias, tenant=self._store.tenant
+            )
+            return standing, newest_chunk(self._store, self._session_id)[0]
+
+        standing, newest = await in_reading_thread(look)
+        if standing is Standing.DUE and time.monotonic() >= self._calls_at:
+            await self._call_a_driver()
+        return standing is Standing.RESTING and newest <= self._position
+
+    async def _call_a_driver(self) -> None:
+        """Have the thread driven: the signal of its message may have been lost with its process."""
+        self._calls_at = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_SECONDS_BETWEEN_CALLS)
+        await in_reading_thread(
+            lambda: self._chat.run(self._session_id, self._store.alias, self._store.tenant)
+        )
+
+    async def _load(self) -> Thread:
+        def read() -> tuple[Thread, int]:
+            thread = load_thread(self._store, self._session_id)
+            return thread, newest_chunk(self._store, self._session_id)[0]
+
+        thread, newest = await in_reading_thread(read)
+        self._safe = max(self._safe, newest)
+        return thread
+
+    def _safe_id(self, sequence: int) -> int | None:
+        """Return a position after which a client can go on, or ``None`` if it has seen more than that.
+
+        A thread that was loaded may be ahead of the chunk at which it was loaded.
+        """
+        return sequence if sequence >= self._safe else None
+
+
+def _ids_in(chunk: Mapping[str, Any]) -> set[str]:
+    """Return the ids of the messages that a chunk is about."""
+    said = {each["id"] for each in chunk.get("said", ())}
+    own = {chunk["m"]} if "m" in chunk else set()
+    return {*said, *chunk.get("received", ()), *own}
+
+
+def _together(arrived: Sequence[Seen]) -> Iterator[Seen]:
+    """Yield chunks, with deltas that follow each other as one: a response that is late has fewer events."""
+    last: Seen | None = None
+    for seen in arrived:
+        if last is not None:
+            if _continues(last.chunk, seen.chunk):
+                last = Seen(seen.sequence, {**seen.chunk, "d": last.chunk["d"] + seen.chunk["d"]})
+                continue
+            yield last
+        last = seen
+    if last is not None:
+        yield last
+
+
+def _continues(chunk: Mapping[str, Any], next_chunk: Mapping[str, Any]) -> bool:
+    if "d" not in chunk or "d" not in next_chunk or chunk["type"] != next_chunk["type"]:
+        return False
+    return {**chunk, "d": ""} == {**next_chunk, "d": ""}
+
+
+def _parts(events: Iterator[dict[str, Any]], sequence: int | None, *, is_anew: bool = False) -> bytes:
+    """Return events as server-sent events; the last one has the position after which a client goes on.
+
+    An empty id makes a client forget its position: until the next one, it must begin anew after a cut. This
+    is so from the beginning of a response that begins anew, and while the client has no messages.
+    """
+    told = list(events)
+    lines = [json.dumps(event, ensure_ascii=False, separators=(",", ":")) for event in told]
+    if not lines:
+        return b""
+    found = [f"data: {line}\n\n" for line in lines]
+    if is_anew:
+        found[0] = f"id:\n{found[0]}"
+    for index, event in enumerate(told[:-1]):
+        if event["type"] == "MESSAGES_SNAPSHOT" and not event["messages"]:
+            found[index] = f"id:\n{found[index]}"
+    if sequence is not None:
+        found[-1] = f"id: {sequence}\n{found[-1]}"
+    return "".join(found).encode("utf-8", "backslashreplace")

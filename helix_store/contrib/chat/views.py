@@ -1,0 +1,588 @@
+"""The addresses of a chat: their requests, and the responses in the two protocols and in JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from asgiref.sync import SyncToAsync, iscoroutinefunction, sync_to_async
+from django.core.handlers.asgi import ASGIRequest
+from django.db import connections, transaction
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+
+from helix_store import HelixStoreError, InvalidCursor, SessionNotFound, SessionState, Store, conf, new_id
+from helix_store.contrib.chat import agui, aisdk
+from helix_store.contrib.chat.reading import (
+    AgUi,
+    AiSdk,
+    Joined,
+    Spoken,
+    calls_of,
+    follow,
+    join,
+    new_thread,
+    waiting_of,
+)
+from helix_store.contrib.chat.requests import (
+    HEADERS,
+    AiInput,
+    Answered,
+    NewMessage,
+    Refusal,
+    agui_input,
+    ai_input,
+    body_of,
+    checked_id,
+    error_response,
+    refuse,
+    text_field,
+)
+from helix_store.contrib.chat.standing import Standing, Thread, load_thread, open_calls, standing_of
+from helix_store.contrib.chat.stored import entries
+from helix_store.contrib.chat.writing import (
+    THREAD,
+    give_answers,
+    is_known,
+    post_message,
+    rewind_and_post,
+    stop_thread,
+    withdraw,
+)
+from helix_store.models import Session
+
+if TYPE_CHECKING:
+    from helix_store.contrib.chat.driver import Driver
+
+__all__ = ["Views"]
+
+R = TypeVar("R")
+
+View = Callable[..., Awaitable[HttpResponseBase]]
+
+_STREAM_HEADERS: Final = {
+    **HEADERS,
+    "Content-Type": "text/event-stream; charset=utf-8",
+    # Without this header, nginx buffers the events.
+    "X-Accel-Buffering": "no",
+}
+_LARGEST_PAGE: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Who:
+    """The owner of the threads that a request may see, and who answers and posts."""
+
+    store: Store
+    owner: str
+    actor: Any
+
+
+class Views:
+    """The views of one chat."""
+
+    def __init__(self, chat: Driver) -> None:
+        self._chat = chat
+
+    def view(self, **methods: View) -> Callable[..., Any]:
+        """Return the view of one address, from a function for each method."""
+
+        async def view(request: HttpRequest, **arguments: str) -> HttpResponseBase:
+            method = methods.get(request.method or "")
+            if method is None:
+                allowed = ", ".join(sorted(methods))
+                error = Refusal(
+                    HTTPStatus.METHOD_NOT_ALLOWED,
+                    "method_not_allowed",
+                    f"Allowed: {allowed}.",
+                    headers={"Allow": allowed},
+                )
+                return error_response(error)
+            try:
+                for name, value in arguments.items():
+                    checked_id(value, f"/{name}")
+                return await method(request, **arguments)
+            except (Refusal, HelixStoreError) as exc:
+                return error_response(exc)
+
+        return transaction.non_atomic_requests(view)
+
+    # Who asks
+
+    async def _who(self, request: HttpRequest, *, runs: bool = False) -> _Who:
+        user = await _user_of(request)
+        owner = self._chat._owner
+        if owner is None:
+            owner = None if user is None else str(user.pk)
+        elif callable(owner):
+            owner = await _asked(owner, request)
+        if owner is None or owner == "":
+            raise Refusal(HTTPStatus.UNAUTHORIZED, "unauthorized", "Sign in to use this chat.")
+        tenant = self._chat._tenant
+        if callable(tenant):
+            tenant = await _asked(tenant, request)
+        if not isinstance(tenant, str):
+            raise Refusal(HTTPStatus.FORBIDDEN, "forbidden", "You may not use this chat.")
+        if runs:
+            await self._require_permission(request)
+        owner = str(owner)
+        return _Who(store=self._chat.store(tenant), owner=owner, actor=owner if user is None else user)
+
+    async def _require_permission(self, request: HttpRequest) -> None:
+        may_run = self._chat._may_run
+        if may_run is None:
+            return
+        answer = await _asked(may_run, request)
+        if answer is True:
+            return
+        if isinstance(answer, int | float) and answer is not False:
+            seconds = max(1, round(answer))
+            message = f"Too many requests; try again in {seconds} seconds."
+            headers = {"Retry-After": str(seconds)}
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too_many_requests", message, headers=headers)
+        raise Refusal(HTTPStatus.FORBIDDEN, "forbidden", "You may not run this agent.")
+
+    # AG-UI
+
+    async def agui(self, request: HttpRequest) -> HttpResponseBase:
+        _require_asgi(request)
+        who = await self._who(request, runs=True)
+        given = agui_input(body_of(request))
+        session_id = self._chat.session_id(who.owner, given.thread_id)
+
+        def write() -> Joined:
+            return self._written(who, session_id, given.thread_id, given.message, given.answers, given.client)
+
+        joined = await _in_thread(write)
+        spoken = AgUi(given.thread_id, given.run_id, held=given.held, shares_state=self._chat.share_state)
+        return self._stream(who, session_id, spoken, joined, is_called=True)
+
+    async def agui_thread(self, request: HttpRequest, thread: str) -> HttpResponseBase:
+        _require_asgi(request)
+        who = await self._who(request)
+        session_id = self._chat.session_id(who.owner, thread)
+        seen = _position(request.headers.get("Last-Event-ID"), "/Last-Event-ID")
+        joined = await _in_thread(lambda: join(who.store, session_id))
+        run = joined.thread.run
+        run_id = request.GET.get("runId") or (new_id() if run is None else run.run_id)
+        spoken = AgUi(thread, run_id, held=None, shares_state=self._chat.share_state)
+        return self._stream(who, session_id, spoken, joined, seen=seen)
+
+    # The AI SDK
+
+    async def ai(self, request: HttpRequest) -> HttpResponseBase:
+        _require_asgi(request)
+        who = await self._who(request, runs=True)
+        given = ai_input(body_of(request))
+        session_id = self._chat.session_id(who.owner, given.thread_id)
+        is_edit = given.message is not None and given.before is not None
+        if given.is_regenerated or is_edit:
+            user_message_id, joined = await _in_thread(
+                lambda: self._made_anew(who, session_id, given, is_edit=is_edit and not given.is_regenerated)
+            )
+            spoken = AiSdk(after=user_message_id)
+        else:
+            joined = await _in_thread(
+                lambda: self._written(
+                    who, session_id, given.thread_id, given.message, given.answers, given.client
+                )
+            )
+            after = None if given.message is None else given.message.id
+            spoken = AiSdk(after=after, known_calls=given.calls)
+        return self._stream(who, session_id, spoken, joined, is_called=True)
+
+    def _made_anew(self, who: _Who, session_id: str, given: AiInput, *, is_edit: bool) -> tuple[str, Joined]:
+        """Rewind the thread and post a user's message anew. Return the id of the message, and the thread."""
+        message = given.message
+        if message is not None and not is_edit and not is_known(who.store, session_id, message.id):
+            # A client makes an answer anew if the request with its message was lost.
+            return message.id, self._written(who, session_id, given.thread_id, message, [], given.client)
+        user_message_id = rewind_and_post(
+            who.store,
+            session_id,
+            before=given.before,
+            content=message.content if is_edit and message is not None else None,
+            actor=who.actor,
+            client=given.client,
+        )
+        return user_message_id, join(who.store, session_id)
+
+    async def ai_stream(self, request: HttpRequest, thread: str) -> HttpResponseBase:
+        _require_asgi(request)
+        who = await self._who(request)
+        session_id = self._chat.session_id(who.owner, thread)
+        seen = _position(request.GET.get("from"), "/from")
+        joined = await _in_thread(lambda: join(who.store, session_id))
+        if joined.thread.standing is Standing.RESTING:
+            return HttpResponse(status=HTTPStatus.NO_CONTENT, headers=HEADERS)
+        waiting = [entry for entry in waiting_of(joined.thread) if entry.role == "user"]
+        is_at_work = joined.thread.standing is Standing.RUNNING and joined.is_under_way
+        after = waiting[-1].id if waiting and not is_at_work else None
+        return self._stream(who, session_id, AiSdk(after=after), joined, seen=seen)
+
+    def _written(
+        self,
+        who: _Who,
+        session_id: str,
+        thread_id: str,
+        message: NewMessage | None,
+        answers: list[Answered],
+        client: Mapping[str, Any],
+    ) -> Joined:
+        """Store what a request says, and return the thread to follow."""
+        joined = None
+        if answers:
+            # Before the answers are stored, so that the response has all that follows them.
+            joined = join(who.store, session_id)
+            has_new = give_answers(who.store, joined.thread.state, answers, actor=who.actor)
+            if has_new and message is None:
+                standing = standing_of(who.store, session_id)
+                # A driver may have been and gone. What it has said is in the stream.
+                standing = Standing.DUE if standing is Standing.RESTING else standing
+                if open_calls_left := open_calls(joined.thread.state).keys() - {
+                    answer.call_id for answer in answers
+                }:
+                    standing = Standing.RESTING if open_calls_left else standing
+                return replace(joined, thread=replace(joined.thread, standing=standing))
+        if message is None:
+            return join(who.store, session_id) if joined is None else joined
+        post, begun = post_message(
+            self._chat,
+            who.store,
+            session_id,
+            thread_id,
+            message,
+            owner=who.owner,
+            actor=who.actor,
+            client=client,
+        )
+        if begun is not None:
+            return new_thread(begun, post)
+        is_waiting = post.state == "waiting" and joined is None
+        return join(who.store, session_id, standing=Standing.DUE if is_waiting else None)
+
+    def _stream(
+        self,
+        who: _Who,
+        session_id: str,
+        spoken: Spoken,
+        joined: Joined,
+        *,
+        seen: int | None = None,
+        is_called: bool = False,
+    ) -> StreamingHttpResponse:
+        body = follow(
+            self._chat,
+            who.store,
+            session_id,
+            spoken,
+            joined,
+            seen=seen,
+            is_called=is_called,
+            heartbeat=conf.stream_options().heartbeat,
+        )
+        headers = dict(_STREAM_HEADERS)
+        if isinstance(spoken, AiSdk):
+            headers["x-vercel-ai-ui-message-stream"] = "v1"
+        return StreamingHttpResponse(_without_request_thread(body), headers=headers)
+
+    # JSON
+
+    async def threads(self, request: HttpRequest) -> HttpResponse:
+        who = await self._who(request)
+        limit = _limit(request.GET.get("limit"))
+        search, cursor = request.GET.get("q", ""), request.GET.get("cursor") or None
+        return _json(await _in_thread(lambda: self._listed(who, search, cursor, limit)))
+
+    def _listed(self, who: _Who, search: str, cursor: str | None, limit: int) -> dict[str, Any]:
+        found = Session.objects.using(who.store.alias).filter(
+            tenant=who.store.tenant, agent_type=self._chat.agent_type, user_id=who.owner
+        )
+        if search:
+            found = found.filter(title__icontains=search)
+        if cursor is not None:
+            moment, key = _decoded(cursor)
+            found = found.filter(Q(updated_at__lt=moment) | Q(updated_at=moment, pk__lt=key))
+        columns = ("pk", "title", "status", "metadata", "created_at", "updated_at", "message_count")
+        rows = list(found.order_by("-updated_at", "-pk").values(*columns)[: limit + 1])
+        threads = [_head(row) for row in rows[:limit]]
+        more = _encoded(rows[limit - 1]) if len(rows) > limit else None
+        return {"threads": [head for head in threads if head is not None], "cursor": more}
+
+    async def thread(self, request: HttpRequest, thread: str) -> HttpResponse:
+        who = await self._who(request)
+        kind = request.GET.get("format", "agui")
+        if kind not in ("agui", "ai"):
+            refuse("/format", "expected agui or ai")
+        session_id = self._chat.session_id(who.owner, thread)
+
+        def read() -> dict[str, Any]:
+            loaded = load_thread(who.store, session_id)
+            usage = who.store.usage.get_rollup(session_id)
+            return {
+                **_shown(thread, loaded, kind),
+                "usage": None if usage is None else _usage(usage.to_dict()),
+            }
+
+        return _json(await _in_thread(read))
+
+    async def rename(self, request: HttpRequest, thread: str) -> HttpResponse:
+        who = await self._who(request)
+        title = text_field(body_of(request), "title")
+        session_id = self._chat.session_id(who.owner, thread)
+
+        def write() -> None:
+            if not who.store.sessions.session_exists(session_id):
+                raise SessionNotFound(session_id)
+            # Under the lock: a change would make the step of a worker stale.
+            with who.store.locks.wait_acquire(session_id, timeout_ms=5_000) as lock:
+                session = who.store.session(session_id, fencing_token=lock.fencing_token)
+                session.update(lambda state: _set_title(state, title))
+            # A message that has arrived in between has found the thread locked.
+            if standing_of(who.store, session_id) is Standing.DUE:
+                self._chat.run(session_id, who.store.alias, who.store.tenant)
+
+        await _in_thread(write)
+        return _json({"id": thread, "title": title})
+
+    async def delete(self, request: HttpRequest, thread: str) -> HttpResponse:
+        who = await self._who(request)
+        session_id = self._chat.session_id(who.owner, thread)
+        if not await _in_thread(lambda: who.store.session(session_id).delete()):
+            raise SessionNotFound(session_id)
+        return HttpResponse(status=HTTPStatus.NO_CONTENT, headers=HEADERS)
+
+    async def stop(self, request: HttpRequest, thread: str) -> HttpResponse:
+        who = await self._who(request)
+        session_id = self._chat.session_id(who.owner, thread)
+        return _json({"stopped": await _in_thread(lambda: stop_thread(who.store, session_id))})
+
+    async def post(self, request: HttpRequest, thread: str) -> HttpResponse:
+        who = await self._who(request, runs=True)
+        body = body_of(request)
+        try:
+            content = agui.posted(body.get("content"))
+        except ValueError as exc:
+            refuse("/content", str(exc))
+        message = NewMessage(id=checked_id(body.get("id", new_id()), "/id"), content=content)
+        session_id = self._chat.session_id(who.owner, thread)
+
+        def write() -> str:
+            post, _ = post_message(
+                self._chat,
+                who.store,
+                session_id,
+                thread,
+                message,
+                owner=who.owner,
+                actor=who.actor,
+                client={},
+            )
+            return str(post.state)
+
+        state = await _in_thread(write)
+        return _json({"id": message.id, "state": state}, status=HTTPStatus.CREATED)
+
+    async def withdraw(self, request: HttpRequest, thread: str, post: str) -> HttpResponse:
+        who = await self._who(request)
+        session_id = self._chat.session_id(who.owner, thread)
+        if not await _in_thread(lambda: withdraw(who.store, session_id, post)):
+            message = "No message with this id waits: the agent may have received it."
+            raise Refusal(HTTPStatus.NOT_FOUND, "post_not_found", message)
+        return HttpResponse(status=HTTPStatus.NO_CONTENT, headers=HEADERS)
+
+    async def answer(self, request: HttpRequest, thread: str, call: str) -> HttpResponse:
+        who = await self._who(request, runs=True)
+        answer = _answered(body_of(request), call)
+        session_id = self._chat.session_id(who.owner, thread)
+
+        def write() -> bool:
+            state = who.store.session(session_id).load()
+            asked = state.pending_client_tool_calls.get(call)
+            if asked is None and call not in state.completed_client_tool_calls:
+                message = "The thread has no such call."
+                raise Refusal(HTTPStatus.NOT_FOUND, "call_not_found", message)
+            if asked is not None and (asked.get("approval_id") is None) != (answer.approved is None):
+                refuse("", "an approval needs approved and digest; a client's tool, result or error")
+            return give_answers(who.store, state, [answer], actor=who.actor)
+
+        return _json({"id": call, "accepted": await _in_thread(write)})
+
+
+# --- Requests ----------------------------------------------------------------------------------------
+
+
+def _require_asgi(request: HttpRequest) -> None:
+    if not isinstance(request, ASGIRequest):
+        message = "A chat needs an ASGI server, such as uvicorn. This server uses WSGI."
+        raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "needs_asgi", message)
+
+
+async def _user_of(request: HttpRequest) -> Any:
+    """Return the signed-in user, or ``None``."""
+    auser = getattr(request, "auser", None)
+    user = await auser() if auser is not None else getattr(request, "user", None)
+    return user if user is not None and user.is_authenticated else None
+
+
+async def _asked(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Any:
+    if iscoroutinefunction(function):
+        return await function(request)
+    return await sync_to_async(function, thread_sensitive=True)(request)
+
+
+async def _in_thread(call: Callable[[], R]) -> R:
+    return await sync_to_async(call, thread_sensitive=True)()
+
+
+def _position(text: str | None, path: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        refuse(path, "expected a whole number")
+    return int(text)
+
+
+def _limit(text: str | None) -> int:
+    if not text:
+        return 30
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _LARGEST_PAGE):
+        refuse("/limit", f"expected a whole number from 1 to {_LARGEST_PAGE}")
+    return int(text)
+
+
+def _answered(body: Mapping[str, Any], call_id: str) -> Answered:
+    approved, digest = body.get("approved"), body.get("digest")
+    if approved is not None:
+        if not isinstance(approved, bool):
+            refuse("/approved", "expected true or false")
+        if not isinstance(digest, str):
+            refuse("/digest", "an answer to an approval needs the digest that was shown")
+        reason = body.get("reason")
+        return Answered(
+            call_id=call_id,
+            path="",
+            approved=approved,
+            digest=digest,
+            reason=reason if isinstance(reason, str) and reason else None,
+            input=body.get("input", ...),
+        )
+    if ("result" in body) == ("error" in body):
+        refuse("", "expected approved and digest, or one of result and error")
+    error = body.get("error")
+    if "error" in body and not isinstance(error, str):
+        refuse("/error", "expected text")
+    return Answered(call_id=call_id, path="", result=body.get("result"), error=error)
+
+
+# --- Responses ---------------------------------------------------------------------------------------
+
+
+def _json(body: Any, status: int = HTTPStatus.OK) -> JsonResponse:
+    return JsonResponse(body, status=status, headers=HEADERS)
+
+
+def _shown(thread_id: str, thread: Thread, kind: str) -> dict[str, Any]:
+    stored = entries(thread.messages)
+    calls = open_calls(thread.state)
+    messages = agui.messages_of(stored) if kind == "agui" else aisdk.messages_of(stored, calls_of(thread))
+    return {
+        "id": thread_id,
+        "title": thread.state.title,
+        "status": _status(thread),
+        "messages": messages,
+        "calls": [_call(call_id, call) for call_id, call in calls.items()],
+        "waiting": [
+            {"id": entry.id, "role": entry.role, "content": entry.content} for entry in waiting_of(thread)
+        ],
+    }
+
+
+def _status(thread: Thread) -> str:
+    if thread.standing is not Standing.RESTING:
+        return "running"
+    if open_calls(thread.state):
+        return "waiting"
+    return "idle" if thread.state.status == "active" else str(thread.state.status)
+
+
+def _call(call_id: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    is_approval = call.get("approval_id") is not None
+    shown = {
+        "id": call_id,
+        "name": call.get("tool_name"),
+        "input": call.get("input"),
+        "digest": call.get("digest"),
+        "kind": "approval" if is_approval else "client",
+    }
+    return {**shown, "editable": bool(call.get("editable"))} if is_approval else shown
+
+
+def _usage(rollup: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tokens": rollup.get("tokens"), "cost_usd": rollup.get("cost_usd")}
+
+
+def _head(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    thread_id = _metadata(row["metadata"]).get(THREAD)
+    if thread_id is None:
+        return None
+    return {
+        "id": thread_id,
+        "title": row["title"],
+        "status": row["status"],
+        "created_at": row["created_at"].isoformat(),
+        "updated_at": row["updated_at"].isoformat(),
+        "message_count": row["message_count"],
+    }
+
+
+def _metadata(value: Any) -> Mapping[str, Any]:
+    value = json.loads(value) if isinstance(value, str) else value
+    return value if isinstance(value, Mapping) else {}
+
+
+def _set_title(state: SessionState, title: str) -> None:
+    state.title = title
+
+
+def _encoded(row: Mapping[str, Any]) -> str:
+    text = json.dumps([row["updated_at"].astimezone(UTC).isoformat(), row["pk"]])
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def _decoded(cursor: str) -> tuple[datetime, int]:
+    try:
+        moment, key = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+        return datetime.fromisoformat(moment), int(key)
+    except (ValueError, TypeError, binascii.Error) as exc:
+        raise InvalidCursor from exc
+
+
+async def _without_request_thread(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Release the thread and the connections of the request, then send the body.
+
+    Django keeps a thread for a request until its response ends, and a response of a chat can last for hours.
+    """
+    async with aclosing(body):
+        await sync_to_async(_close_connections, thread_sensitive=True)()
+        context = SyncToAsync.thread_sensitive_context.get(None)
+        if context is not None:
+            executor = SyncToAsync.context_to_thread_executor.pop(context, None)
+            if executor is not None:
+                executor.shutdown(wait=False)
+        async for part in body:
+            yield part
+
+
+def _close_connections() -> None:
+    for connection in connections.all(initialized_only=True):
+        # A test may run the view inside a transaction.
+        if not connection.in_atomic_block:
+            connection.close()

@@ -1,0 +1,261 @@
+"""What a client's request changes in a thread: messages, answers, edits, and the request to stop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+from helix_store import (
+    UNSET,
+    Message,
+    Post,
+    SessionExists,
+    SessionNotFound,
+    SessionState,
+    SessionStatus,
+    Store,
+    StreamNotFound,
+)
+from helix_store.contrib.chat.aisdk import groups_of
+from helix_store.contrib.chat.requests import Answered, NewMessage, Refusal, refuse
+from helix_store.contrib.chat.standing import Standing, standing_of
+from helix_store.contrib.chat.stored import OWN, entries
+
+if TYPE_CHECKING:
+    from helix_store.contrib.chat.driver import Driver
+
+__all__ = ["THREAD", "give_answers", "is_known", "post_message", "rewind_and_post", "stop_thread", "withdraw"]
+
+THREAD: Final = "thread"
+"""The key of a session's metadata with the id of the thread."""
+_PATIENCE_MS: Final = 5_000
+_SECONDS_BETWEEN_TRIES: Final = 0.05
+_CHECKPOINTS: Final = 200
+
+
+def post_message(
+    chat: Driver,
+    store: Store,
+    session_id: str,
+    thread_id: str,
+    message: NewMessage,
+    *,
+    owner: str,
+    actor: Any,
+    client: Mapping[str, Any],
+) -> tuple[Post, SessionState | None]:
+    """Post a user's message, whatever the agent is doing. Safe to repeat.
+
+    The first message begins the thread: then this also returns the state of the new session.
+    """
+    own = {OWN: {"client": dict(client)}} if client else {}
+    stored: Message = {"role": "user", "content": message.content, "id": message.id, **own}
+    session = store.session(session_id)
+    try:
+        return session.post(stored, key=message.id, author=actor), None
+    except SessionNotFound:
+        state = None
+        with suppress(SessionExists):
+            state = store.sessions.create_session(
+                session_id,
+                agent_type=chat.agent_type,
+                user_id=owner,
+                title=chat.title_of(stored),
+                tags=["chat"],
+                metadata={THREAD: thread_id},
+                stream_id=session_id,
+            )
+        return session.post(stored, key=message.id, author=actor), state
+
+
+def give_answers(store: Store, state: SessionState, answers: Sequence[Answered], *, actor: Any) -> bool:
+    """Store the answers to calls, and return whether any is new. Answers that are stored are left alone."""
+    has_new = False
+    for answer in answers:
+        call = state.pending_client_tool_calls.get(answer.call_id)
+        if call is None or "submitted_at" in call:
+            if answer.approved is not None and not _is_known(state, answer.call_id):
+                refuse(answer.path, "the thread has no such call")
+            continue
+        approval_id = call.get("approval_id")
+        if (approval_id is None) != (answer.approved is None):
+            continue
+        has_new = _give(store, state.session_id, answer, approval_id, actor=actor) or has_new
+    return has_new
+
+
+def _is_known(state: SessionState, call_id: str) -> bool:
+    return call_id in state.completed_client_tool_calls or call_id in state.pending_client_tool_calls
+
+
+def _give(store: Store, session_id: str, answer: Answered, approval_id: str | None, *, actor: Any) -> bool:
+    if approval_id is not None and answer.needs_digest and answer.digest is None:
+        refuse(f"{answer.path}/digest", "an answer to an approval needs the digest that was shown")
+    given: dict[str, Any] = {"actor": actor}
+    if approval_id is not None:
+        given |= {"approved": answer.approved, "approval_id": approval_id}
+        if answer.digest is not None:
+            given["digest"] = answer.digest
+        if answer.reason is not None:
+            given["reason"] = answer.reason
+        given["input"] = answer.input if answer.approved and answer.input is not ... else UNSET
+    elif answer.error is not None:
+        given["error"] = answer.error
+    else:
+        given["result"] = answer.result
+    outcome = store.sessions.submit_tool_result(session_id, answer.call_id, **given).outcome
+    if outcome == "changed":
+        message = "The call has changed since it was shown; load the thread and decide again."
+        raise Refusal(HTTPStatus.CONFLICT, "changed", message, path=answer.path)
+    if outcome == "unknown_tool_call":
+        raise Refusal(
+            HTTPStatus.NOT_FOUND, "call_not_found", "The thread has no such call.", path=answer.path
+        )
+    return outcome in ("accepted", "recorded")
+
+
+def withdraw(store: Store, session_id: str, message_id: str) -> bool:
+    """Withdraw the waiting message with this id, and return whether it was waiting."""
+    for post in store.session(session_id).posts().items:
+        own_id = (post.message or {}).get("id")
+        if message_id in (own_id, post.post_id):
+            return store.sessions.withdraw_post(session_id, post.post_id)
+    if not store.sessions.session_exists(session_id):
+        raise SessionNotFound(session_id)
+    return False
+
+
+def stop_thread(store: Store, session_id: str) -> bool:
+    """Ask the run of a thread to stop, and return whether there is one.
+
+    A message may have been posted whose turn has not begun: this waits for its run.
+    """
+    until = time.monotonic() + _PATIENCE_MS / 1000
+    while True:
+        standing = standing_of(store, session_id)
+        run = store.sessions.get_current_run(session_id) if standing is Standing.RUNNING else None
+        if run is not None:
+            store.sessions.request_interrupt(session_id, run_id=run.run_id, reason="stopped")
+            # The writer of the stream sees that somebody else has written, and looks for the request.
+            store.streams.write_sync(session_id, [{"type": "stop"}])
+            return True
+        if standing is Standing.RESTING or time.monotonic() > until:
+            return False
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+# --- Edits -------------------------------------------------------------------------------------------
+
+
+def rewind_and_post(
+    store: Store,
+    session_id: str,
+    *,
+    before: str | None,
+    content: Any = None,
+    actor: Any,
+    client: Mapping[str, Any],
+) -> str:
+    """Rewind a thread to before a user's message, post it anew, and return its id. Safe to repeat.
+
+    Without ``content``, the message stays as it was: the answer to it is made anew. ``before`` is then the id
+    of the answer, or ``None`` for the last one. With ``content``, it is the id of the message.
+    """
+    messages = store.session(session_id).messages()
+    index = _index_of(store, session_id, messages, before, is_edit=content is not None)
+    if index is None:
+        return _newest_message(store, session_id, messages)
+    message = messages[index]
+    if content is not None and message.get("content") == content:
+        return str(message["id"])
+    own = dict(message.get(OWN, {}))
+    new = {**message, OWN: own}
+    seed = json.dumps([message["id"], own.get("answer"), content, before, index], sort_keys=True)
+    own["answer"] = f"answer-{hashlib.sha256(seed.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
+    if content is not None:
+        new["content"] = content
+    if client:
+        own["client"] = dict(client)
+    with store.locks.wait_acquire(session_id, timeout_ms=_PATIENCE_MS) as lock:
+        _rewind(store, session_id, messages, index, token=lock.fencing_token)
+        with suppress(StreamNotFound):
+            # A client that comes back after an older chunk gets all that is stored.
+            store.streams.write_sync(session_id, [{"type": "rewound"}])
+        store.session(session_id).post(new, key=own["answer"], author=actor)
+    return str(message["id"])
+
+
+def _index_of(
+    store: Store, session_id: str, messages: Sequence[Message], before: str | None, *, is_edit: bool
+) -> int | None:
+    """Return the index of the user's message to post anew, or ``None`` if that has happened already."""
+    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
+    if is_edit or any(messages[index].get("id") == before for index in users):
+        found = [index for index in users if messages[index].get("id") == before]
+        if not found:
+            if _is_waiting(store, session_id, before):
+                return None
+            raise Refusal(
+                HTTPStatus.NOT_FOUND,
+                "message_not_found",
+                "The thread has no such message.",
+                path="/messageId",
+            )
+        return found[-1]
+    if before is None:
+        is_at_work = standing_of(store, session_id) is not Standing.RESTING
+        return None if is_at_work or not users else users[-1]
+    for group in groups_of(entries(messages)):
+        if group.id == before and group.after:
+            return max(index for index in users if messages[index].get("id") == group.after)
+    return None
+
+
+def is_known(store: Store, session_id: str, message_id: str) -> bool:
+    """Return whether a thread has a user's message with this id, received or waiting."""
+    if not store.sessions.session_exists(session_id):
+        return False
+    messages = store.session(session_id).messages()
+    return any(message.get("id") == message_id for message in messages) or _is_waiting(
+        store, session_id, message_id
+    )
+
+
+def _is_waiting(store: Store, session_id: str, message_id: str | None) -> bool:
+    posts = store.session(session_id).posts().items
+    return any((post.message or {}).get("id") == message_id for post in posts)
+
+
+def _newest_message(store: Store, session_id: str, messages: Sequence[Message]) -> str:
+    posts = [post.message for post in store.session(session_id).posts().items if post.message is not None]
+    users = [message for message in (*messages, *posts) if message.get("role") == "user" and "id" in message]
+    if not users:
+        refuse("/messageId", "the thread has no message of a user")
+    return str(users[-1]["id"])
+
+
+def _rewind(store: Store, session_id: str, messages: Sequence[Message], keep: int, *, token: int) -> None:
+    checkpoints = store.sessions.list_checkpoints(session_id, limit=_CHECKPOINTS).items
+    found = next((each for each in checkpoints if each.message_count <= keep), None)
+    if found is not None:
+        store.sessions.restore_checkpoint(session_id, found.checkpoint_id, fencing_token=token)
+        between = list(messages[found.message_count : keep])
+        if between:
+            store.sessions.append_messages(session_id, between, fencing_token=token)
+        return
+    store.sessions.truncate_messages(session_id, keep)
+    store.session(session_id, fencing_token=token).update(_forget_answers)
+
+
+def _forget_answers(state: SessionState) -> None:
+    """Make a thread as it was before its first step."""
+    state.custom_state = {}
+    state.status = SessionStatus.ACTIVE
+    state.pending_client_tool_calls = {}
+    state.completed_client_tool_calls = {}
+    state.suspension_kind = state.suspension_context = state.suspended_step_id = None

@@ -1,1 +1,0 @@
-"""Locks with fencing tokens."""

@@ -1,1 +1,0 @@
-"""The public calls of a state store, by subject."""

@@ -1,0 +1,655 @@
+"""Sessions as a whole: creating, reading, listing, branching and deleting them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from django.db import IntegrityError, transaction
+from django.db.models import BooleanField, Exists, F, Func, Model, OuterRef, QuerySet, Subquery
+from django.db.models.functions import Coalesce
+
+from helix_store.catalogue import Part, Table, copied_by
+from helix_store.catalogue.table import children_with_rows, let_go
+from helix_store.conf import constraint_name
+from helix_store.core import moments, validation
+from helix_store.core.guards import Guard
+from helix_store.core.merging import merge_changes
+from helix_store.core.payloads import decode, decode_object
+from helix_store.core.types import (
+    SessionHead,
+    SessionState,
+    SessionStatus,
+    StatusChange,
+    StatusConflict,
+    Unset,
+)
+from helix_store.counters import delete_usage
+from helix_store.engine.database import Database, DatabaseOperations, reads, refuse_moved, writes
+from helix_store.engine.errors import is_unique_violation
+from helix_store.engine.expressions import (
+    NoIndexHint,
+    after_keyset,
+    has_metadata,
+    has_tag,
+    list_parameter,
+    require_current_reads,
+    tenant_parameter,
+)
+from helix_store.engine.statement import Statement, recorded_value, with_recorded
+from helix_store.exceptions import (
+    ConflictError,
+    InvalidPayload,
+    SessionErased,
+    SessionExists,
+    StoreBusy,
+    shown_id,
+)
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Decision,
+    DecisionOutcome,
+    Effect,
+    InterruptRequest,
+    Message,
+    Operation,
+    Post,
+    Run,
+    Session,
+    StagedChange,
+    SubSessionRef,
+    Tombstone,
+    UsageEntry,
+)
+from helix_store.sessions.locking import (
+    advance,
+    lock_known_session,
+    lock_session,
+    lock_sessions,
+    session_with_id,
+    sweep_tombstones,
+    tombstones_of,
+    touch_session,
+)
+from helix_store.sessions.reading import (
+    current_state,
+    listed_head,
+    read_current,
+    require_readable,
+    stored_interrupt,
+    stored_run,
+    stored_state,
+    write_current,
+)
+from helix_store.sessions.state import (
+    HEAD_FIELDS,
+    STATE_COLUMNS,
+    CounterName,
+    EncodedState,
+    NewSession,
+    OpenedStep,
+    SessionQuery,
+    TurnEntry,
+    decode_staged,
+    encode_custom_state,
+    written_columns,
+)
+from helix_store.sessions.statements import (
+    COMPARE_AND_SET_STATUS,
+    COPY_MESSAGES,
+    CURRENT_COLUMNS,
+    FOREST_KEYS,
+    INTERRUPT_COLUMNS,
+    LOAD_CAPPED_STEP,
+    LOAD_FOR_TURN,
+    LOAD_STATE,
+    LOAD_STEP,
+    RUN_COLUMNS,
+    TREE_KEYS,
+)
+from helix_store.sessions.tool_calls import LiveDecisions
+from helix_store.signals import announce, signals_of_status
+from helix_store.streams.database import delete_orphaned_streams, streams_of
+
+INDEX_NAME: Final = constraint_name("session_words_idx")
+
+SEARCHED_TEXT: Final = (
+    "((COALESCE({title}, '') || ' ' || {session_id} || ' ' || COALESCE({user_id}, '') || ' ' || {tags}::text)"
+    ' COLLATE pg_catalog."default")'
+)
+"""The indexed text. Ids have the collation C, in which only ASCII letters have an upper and a lower case."""
+
+HAS_INDEX: Final = Statement(
+    "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_index "
+    f"WHERE indexrelid = to_regclass('{INDEX_NAME}') AND indisvalid)"
+)
+
+
+class Contains(Func):
+    """The condition that the title, user, tags or id of a session contain a word, ignoring case."""
+
+    columns = ("title", "session_id", "user_id", "tags")
+
+    def __init__(self, word: str) -> None:
+        super().__init__(*self.columns, output_field=BooleanField())
+        self.word = word
+
+    def _columns(self, compiler: Any) -> dict[str, str]:
+        compiled = (compiler.compile(source)[0] for source in self.source_expressions)
+        return dict(zip(self.columns, compiled, strict=True))
+
+    def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        text = SEARCHED_TEXT.format(**self._columns(compiler))
+        return f"({text} ILIKE %s)", (_pattern(self.word),)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, tuple[Any, ...]]:
+        columns = self._columns(compiler)
+        conditions = " OR ".join(f"{columns[name]} LIKE %s ESCAPE '\\'" for name in self.columns)
+        written_in_json = json.dumps(self.word)[1:-1]
+        pattern = _pattern(self.word)
+        return f"({conditions})", (pattern, pattern, pattern, _pattern(written_in_json))
+
+
+def _pattern(word: str) -> str:
+    for special in "\\%_":
+        word = word.replace(special, f"\\{special}")
+    return f"%{word}%"
+
+
+def _checkpoints(kind: CheckpointKind, *order: str) -> Part:
+    return Part(order, {"kind": kind.value})
+
+
+def _missing_decisions(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
+    """Yield the sessions in which an approval counts that no decision has given."""
+    sessions = Session.objects.using(db.alias).filter(pk__in=keys, live_decisions__isnull=False)
+    live = {key: LiveDecisions(column) for key, column in sessions.values_list("pk", "live_decisions")}
+    stored = set(
+        Decision.objects.using(db.alias)
+        .filter(session_id__in=live, outcome=DecisionOutcome.APPROVED, used_at__isnull=True)
+        .values_list("session_id", "tool_call_id", "asking")
+    )
+    for key, decisions in live.items():
+        for tool_call_id, asking in decisions.askings():
+            if (key, tool_call_id, asking) not in stored:
+                yield key, f"the approval of {shown_id(tool_call_id)} has no decision"
+
+
+def _check_session(values: Mapping[str, Any]) -> None:
+    require_readable(values)
+    root = values["root_session_id"]
+    if values["parent_session_id"] is None and root not in (None, values["session_id"]):
+        raise InvalidPayload(
+            path="/root_session_id", reason="a session without a parent is the root of its own tree"
+        )
+
+
+def _check_checkpoint(values: Mapping[str, Any]) -> None:
+    decode_object(values["envelope"])
+    # A delta and the states of graphs may be any JSON value.
+    decode(values["payload"])
+
+
+def _check_message(values: Mapping[str, Any]) -> None:
+    (role,) = validation.messages([decode_object(values["payload"])])
+    if role != values["role"]:
+        raise InvalidPayload(path="/role", reason="the payload has another role")
+
+
+def _check_post(values: Mapping[str, Any]) -> None:
+    if values["payload"] is not None:
+        validation.messages([decode_object(values["payload"])])
+
+
+_AS_ADDED: Final = (Part(("id",)),)
+
+TABLES: Final = (
+    Table(
+        Session,
+        record="session",
+        order=("session_id",),
+        parent="tenant",
+        not_exported={
+            "base_key": "It matches states that processes have loaded from the other database, with its keys."
+        },
+        reads=None,
+        check_import=_check_session,
+        reference="current",
+        unit="session",
+        session_id="session_id",
+    ),
+    Table(
+        Checkpoint,
+        record="checkpoint",
+        reads=None,
+        check_import=_check_checkpoint,
+        order=("kind", "namespace", "version"),
+        parts=(
+            # A base comes before the deltas that are built on it.
+            _checkpoints(CheckpointKind.BASE, "namespace", "version"),
+            _checkpoints(CheckpointKind.STEP, "namespace", "version"),
+            _checkpoints(CheckpointKind.STATE, "namespace", "version"),
+            # The newest of all namespaces has the highest version, and among equal versions the highest key.
+            _checkpoints(CheckpointKind.GRAPH, "version", "id"),
+            _checkpoints(CheckpointKind.SNAPSHOT, "namespace", "version"),
+        ),
+        reference="base",
+    ),
+    Table(
+        Message,
+        record="message",
+        order=("sequence",),
+        branch=copied_by(COPY_MESSAGES),
+        reads=decode_object,
+        check_import=_check_message,
+    ),
+    Table(Run, record="run", order=("turn",)),
+    Table(SubSessionRef, record="sub_session_ref", order=("sub_session_id",), parts=_AS_ADDED),
+    Table(InterruptRequest, record="interrupt_request"),
+    Table(
+        StagedChange,
+        record="staged_change",
+        order=("step_id", "tool_call_id"),
+        parts=_AS_ADDED,
+        reads=lambda text: decode_staged([text]),
+    ),
+    Table(Operation, record="operation", order=("operation_id",)),
+    Table(Post, record="post", order=("sequence",), reads=decode_object, check_import=_check_post),
+    Table(Decision, record="decision", order=("version",), check=_missing_decisions),
+    Table(Effect, record="effect", order=("sequence",)),
+    Table(
+        Tombstone,
+        record="tombstone",
+        order=("digest",),
+        parent="tenant",
+        reads=None,
+        sweep=sweep_tombstones,
+    ),
+)
+
+
+Rows = Counter[type[Model]]
+
+
+class TreeBusy(Exception):
+    """Another transaction has locked a session of the tree."""
+
+
+def tree_keys(db: Database, session_id: str) -> list[int]:
+    """Return the surrogate keys of a session and those below it, or none if it is unknown. One query."""
+    rows = db.read(TREE_KEYS, {"tenant": db.tenant, "session_id": session_id})
+    return [key for (key,) in rows]
+
+
+def forest_keys(db: Database, tops: Sequence[int]) -> dict[int, set[int]]:
+    """Return the `tree_keys` of many sessions by key, in order, without unknown ones. One query."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for top, key in db.read(FOREST_KEYS, {"tenant": db.tenant, "keys": list_parameter(db, tops)}):
+        found[top].add(key)
+    return {top: found[top] for top in tops if top in found}
+
+
+def delete_tree(db: Database, session_id: str, *, keep_usage: bool) -> int:
+    """Delete a session tree, children first, and return the number of sessions. Call in a transaction."""
+    return delete_locked_sessions(db, lock_tree(db, session_id), keep_usage=keep_usage)[Session]
+
+
+def lock_tree(db: Database, session_id: str, *, wait: bool = True) -> set[int]:
+    """Lock a whole tree and return its keys, or none if the session is unknown. Call this in a transaction.
+
+    With ``wait=False``, raises `TreeBusy` if another transaction has locked a session of the tree.
+    """
+    locked: set[int] = set()
+    while (keys := set(tree_keys(db, session_id))) - locked:
+        # Only a second look finds a child that was created before its parent was locked.
+        locked = {head.pk for head in lock_sessions(db, keys, wait=wait)}
+        if not wait and keys - locked:
+            raise TreeBusy
+        if not locked:
+            break
+    if not keys:
+        refuse_moved(db)
+    return keys & locked
+
+
+def delete_locked_sessions(db: Database, locked: Collection[int], *, keep_usage: bool) -> Rows:
+    """Delete locked sessions, children first, and return the numbers of deleted rows."""
+    deleted: Rows = Counter()
+    if not locked:
+        return deleted
+    children = children_with_rows(db, locked)
+    deleted += let_go(db, locked, [child.related_model for child in children])
+    stream_ids = streams_of(db, locked)
+    usage = UsageEntry.objects.using(db.alias).filter(session_id__in=locked)
+    if not keep_usage:
+        deleted[UsageEntry] = delete_usage(db, usage)
+    for relation in children:
+        rows = relation.related_model._base_manager.using(db.alias)
+        deleted[relation.related_model] += rows.filter(**{f"{relation.field.name}__in": locked}).delete()[0]
+    # A budget of the tree still counts the kept entries.
+    session = Session.objects.filter(pk=OuterRef("session_id"))
+    root_id = session.values(root=Coalesce("root_session_id", "session_id"))
+    usage.update(tree_id=Subquery(root_id), session=None)
+    deleted[Session] = Session.objects.using(db.alias).filter(pk__in=locked)._raw_delete(db.alias)
+    return deleted + delete_orphaned_streams(db, stream_ids)
+
+
+_ATTEMPTS_TO_INSERT: Final = 5
+"""The limit exists because isolation above READ COMMITTED never sees the session that caused the conflict."""
+
+
+class DatabaseSessions(DatabaseOperations):
+    @writes
+    def create(self, new: NewSession) -> SessionState:
+        parent_id = new.encoded.columns["parent_session_id"]
+        root_id = new.session_id
+        if parent_id is not None:
+            root_id = touch_session(self.db, parent_id).root_session_id or parent_id
+        _, state = insert_session(self.db, new, root_session_id=root_id, at=moments.now())
+        return state
+
+    @reads
+    def exists(self, session_id: str) -> bool:
+        return session_with_id(self.db, session_id).exists()
+
+    def load(self, session_id: str) -> SessionState | None:
+        for *current, has_budgets, has_due_posts in self.db.read(
+            LOAD_STATE, {"tenant": self.db.tenant, "session_id": session_id}
+        ):
+            state = stored_state(CURRENT_COLUMNS, current)
+            state._is_capped, state._has_posts = bool(has_budgets), bool(has_due_posts)
+            return state
+        refuse_moved(self.db)
+        return None
+
+    def enter(self, session_id: str) -> TurnEntry | None:
+        """Read the data with which a turn begins, in one statement."""
+        for row in self.db.read(LOAD_FOR_TURN, {"tenant": self.db.tenant, "session_id": session_id}):
+            current = row[: len(CURRENT_COLUMNS)]
+            has_budgets, has_due_posts, is_at_rest, *run = row[len(CURRENT_COLUMNS) :]
+            state = stored_state(CURRENT_COLUMNS, current)
+            state._is_capped, state._has_posts = bool(has_budgets), bool(has_due_posts)
+            return TurnEntry(
+                state,
+                bool(is_at_rest and state.status == SessionStatus.ACTIVE)
+                and not (has_due_posts or state.pending_client_tool_calls),
+                None if run[0] is None else stored_run(session_id, RUN_COLUMNS, run),
+            )
+        refuse_moved(self.db)
+        return None
+
+    def open_step(
+        self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
+    ) -> OpenedStep | None:
+        """Read the data with which a step begins, in one statement."""
+        step = {"tenant": self.db.tenant, "session_id": session_id, "step_id": step_id, "run_id": run_id}
+        for row in self.db.read(LOAD_CAPPED_STEP if is_capped else LOAD_STEP, step):
+            current = row[: len(CURRENT_COLUMNS)]
+            has_staged, *interrupt, may_be_stopped = row[len(CURRENT_COLUMNS) :]
+            is_interrupted = interrupt[0] is not None
+            return OpenedStep(
+                stored_state(CURRENT_COLUMNS, current),
+                bool(has_staged),
+                stored_interrupt(session_id, INTERRUPT_COLUMNS, interrupt) if is_interrupted else None,
+                bool(may_be_stopped),
+            )
+        refuse_moved(self.db)
+        return None
+
+    @writes
+    def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
+        head = lock_session(self.db, session_id, guard, "client_tool_call_ownership", "live_decisions")
+        at = moments.now()
+        columns = written_columns(encoded, vars(head))
+        pointer = write_current(
+            self.db,
+            head,
+            payload=encoded.payload,
+            envelope=encoded.envelope,
+            version=head.version + 1,
+            at=at,
+        )
+        return advance(self.db, head, at=at, **columns, **pointer)
+
+    @writes
+    def delete(self, session_id: str, *, keep_usage: bool) -> int:
+        return delete_tree(self.db, session_id, keep_usage=keep_usage)
+
+    @writes
+    def update_status(self, session_id: str, status: SessionStatus, failure_reason: str | None) -> int:
+        head = lock_session(self.db, session_id)
+        return advance(self.db, head, status=status.value, failure_reason=failure_reason)
+
+    def compare_and_set_status(
+        self,
+        session_id: str,
+        expected: frozenset[SessionStatus],
+        status: SessionStatus,
+        failure_reason: str | None,
+        guard: Guard,
+    ) -> StatusChange | StatusConflict:
+        def compare(call_id: str) -> StatusChange | StatusConflict:
+            head = lock_session(self.db, session_id, guard, *(["call_ids"] if call_id else []))
+            if head.status not in expected:
+                current = SessionStatus(head.status)
+                return StatusConflict(current_status=current, current_version=head.version)
+            columns: dict[str, Any] = {"status": status.value, "failure_reason": failure_reason}
+            if call_id:
+                columns["call_ids"] = with_recorded(head.call_ids, call_id, head.version + 1)
+            return StatusChange(new_version=advance(self.db, head, **columns))
+
+        def locked(call_id: str = "") -> StatusChange | StatusConflict:
+            return self.db.transaction(partial(compare, call_id))
+
+        def changed(row: Sequence[Any]) -> StatusChange | StatusConflict:
+            announce(self.db, session_id, signals_of_status("", status, failure_reason))
+            return StatusChange(new_version=int(row[0]))
+
+        def look_first(call_id: str) -> StatusChange | StatusConflict:
+            call_ids = lock_session(self.db, session_id, None, "call_ids").call_ids
+            version = recorded_value(call_ids, call_id)
+            return locked(call_id) if version is None else changed([version])
+
+        # Otherwise the status before the write must be read, to find out if the session becomes terminal.
+        changes_if_written = not status.is_terminal or status not in expected
+        if guard != Guard() or not changes_if_written:
+            if not self.db.is_postgresql:
+                return locked()
+            return self.db.committed_once(
+                lambda call: locked(call.id),
+                lambda call: look_first(call.id),
+                operation_id=lambda: session_id,
+            )
+        parameters = {
+            "tenant": self.db.tenant,
+            "session_id": session_id,
+            "expected": [member.value for member in expected],
+            "status": status.value,
+            "failure_reason": failure_reason,
+            "at": moments.now(),
+        }
+        return self.db.write_once(
+            COMPARE_AND_SET_STATUS,
+            parameters,
+            changed,
+            otherwise=locked,
+            look_first=look_first,
+            operation_id=session_id,
+        )
+
+    @writes
+    def increment(self, session_id: str, counter: CounterName) -> int:
+        head = lock_session(self.db, session_id)
+        value: int = getattr(head, counter) + 1
+        columns: dict[str, Any] = {counter: value}
+        advance(self.db, head, **columns)
+        return value
+
+    @writes
+    def merge_custom_state(
+        self, session_id: str, changes: Mapping[str, Any], array_replacements: frozenset[str], guard: Guard
+    ) -> list[str]:
+        head = lock_session(self.db, session_id, guard)
+        if not changes:
+            return []
+        custom_state, envelope = read_current(self.db, head)
+        merged, warnings = merge_changes(custom_state, dict(changes), array_replacements)
+        replace_custom_state(self.db, head, merged, envelope)
+        return warnings
+
+    @reads
+    def select(self, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
+        """Return the page, the total if the query counts, and whether more sessions follow."""
+        found, total, has_more = select_sessions(self.db, query)
+        return [head for _, head in found], total, has_more
+
+
+def insert_session(
+    db: Database, new: NewSession, *, root_session_id: str, at: datetime, unless_erased: bool = False
+) -> tuple[int, SessionState]:
+    """Insert a session, and return its key and its first state. Raises `SessionExists`.
+
+    With ``unless_erased``, raises `SessionErased` if an erasure has left a tombstone for its id.
+    """
+    columns = {**new.encoded.columns, "root_session_id": root_session_id}
+    head = Session(
+        tenant=db.tenant, session_id=new.session_id, version=1, created_at=at, updated_at=at, **columns
+    )
+    try:
+        head.save(using=db.alias, force_insert=True)
+    except IntegrityError as exc:
+        if is_unique_violation(exc):
+            raise SessionExists(new.session_id) from exc
+        raise
+    pointer = write_current(
+        db, head, payload=new.encoded.payload, envelope=new.encoded.envelope, version=1, at=at
+    )
+    inserted = Session.objects.using(db.alias).filter(pk=head.pk)
+    if unless_erased:
+        # An erasure that was still running has ended, because it had locked the row of the id until then.
+        inserted = inserted.filter(~Exists(tombstones_of(db, [new.session_id])))
+    if not inserted.update(**pointer):
+        raise SessionErased(new.session_id)
+    stored = {name: getattr(head, name) for name in STATE_COLUMNS}
+    return head.pk, current_state(stored, new.encoded.payload, new.encoded.envelope)
+
+
+def lock_or_insert_session(
+    db: Database,
+    session_id: str,
+    new: Callable[[], NewSession],
+    guard: Guard,
+    *more_columns: str,
+    recreate: bool = False,
+) -> tuple[Session, bool]:
+    """Lock a session, or insert the one that ``new`` returns; return the head and whether it was inserted.
+
+    Also reads ``more_columns``. Raises `SessionErased` for the id of an erased session, unless ``recreate``.
+    """
+    is_new = False
+    for _ in range(_ATTEMPTS_TO_INSERT):
+        head = lock_known_session(db, session_id, guard, *more_columns)
+        if head is not None:
+            return head, is_new
+        # Another writer may insert the session in the meantime; both then use it, unless it is deleted.
+        with suppress(SessionExists), transaction.atomic(using=db.alias):
+            insert_session(
+                db, new(), root_session_id=session_id, at=moments.now(), unless_erased=not recreate
+            )
+            is_new = True
+    head = lock_known_session(db, session_id, guard, *more_columns)
+    if head is None:
+        # A caller's transaction above READ COMMITTED began before another writer inserted the session.
+        raise StoreBusy
+    return head, is_new
+
+
+def user_columns(user_id: str | None) -> tuple[str, ...]:
+    """Return the columns of the locked session that `name_user` needs."""
+    return () if user_id is None else ("user_id",)
+
+
+def name_user(db: Database, head: Session, user_id: str | None) -> None:
+    """Set the user of a locked session, unless ``user_id`` is ``None`` or already the session's user.
+
+    Usage that was recorded earlier also gets the user. Raises `ConflictError` if the session belongs to
+    another user, and `UnsupportedIsolation`.
+    """
+    if user_id is None or head.user_id == user_id:
+        return
+    if head.user_id is not None:
+        raise ConflictError("The session belongs to another user, and the user of a session cannot change.")
+    # Recording usage does not write the session's row.
+    require_current_reads(db)
+    head.version = advance(db, head, user_id=user_id)
+    UsageEntry.objects.using(db.alias).filter(session_id=head.pk, user_id=None).update(user_id=user_id)
+
+
+def replace_custom_state(db: Database, head: Session, custom_state: dict[str, Any], envelope: str) -> int:
+    """Write a locked session's changed custom state without a checkpoint, and return the new version."""
+    at = moments.now()
+    payload = encode_custom_state(custom_state, envelope, db.limits)
+    pointer = write_current(db, head, payload=payload, envelope=envelope, version=head.version + 1, at=at)
+    return advance(db, head, at=at, **pointer)
+
+
+# --- Lists ------------------------------------------------------------------------------------------
+
+
+def select_sessions(
+    db: Database, query: SessionQuery, *, of_all_tenants: bool = False
+) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
+    """Return the page with its tenants, the total if requested, and whether more sessions follow."""
+    sessions = Session.objects.using(db.alias).all() if of_all_tenants else _of_tenant(db, query)
+    matching = _filtered(sessions, query)
+    total = matching.count() if query.count else None
+    names = (query.order_by, "session_id", *(["tenant"] if of_all_tenants else []))
+    prefix = "-" if query.descending else ""
+    page = matching.order_by(*(f"{prefix}{name}" for name in names))
+    if query.after is not None:
+        last = dict(zip(names, query.after, strict=True))
+        page = page.filter(after_keyset(Session, last, descending=query.descending))
+    rows = list(page.values("tenant", *HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
+    found = [(row["tenant"], listed_head(row)) for row in rows[: query.limit]]
+    return found, total, len(rows) > query.limit
+
+
+def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
+    # An index over all tenants finds the documents. PostgreSQL must therefore know the size of this tenant:
+    # if it assumes a small tenant, it also reads all of the tenant's sessions to intersect the two sets.
+    is_by_document = query.tags or query.metadata
+    tenant = db.tenant if is_by_document else tenant_parameter(db.tenant)
+    return Session.objects.using(db.alias).filter(tenant=tenant)
+
+
+def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
+    """Return the sessions that match every filter of a query."""
+    # An agent works for many users, so there are fewer sessions for a user or a workspace than for an agent.
+    is_of_few = query.user_id is not None or query.workspace_id is not None
+    sessions = sessions.alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))
+    equal: dict[str, Any] = {
+        "agent": query.agent_type,
+        "user_id": query.user_id,
+        "root_session_id": query.root_session_id,
+        "workspace_id": query.workspace_id,
+        "created_at__gte": query.created_from,
+        "created_at__lt": query.created_to,
+    }
+    sessions = sessions.filter(**{name: value for name, value in equal.items() if value is not None})
+    if query.statuses is not None:
+        sessions = sessions.filter(status__in=sorted(query.statuses))
+    if query.parent_session_id is None:
+        sessions = sessions.filter(parent_session_id__isnull=True)
+    elif not isinstance(query.parent_session_id, Unset):
+        sessions = sessions.filter(parent_session_id=query.parent_session_id)
+    for tag in query.tags:
+        sessions = sessions.filter(has_tag(tag))
+    for key, value in query.metadata.items():
+        sessions = sessions.filter(has_metadata(key, value))
+    return sessions

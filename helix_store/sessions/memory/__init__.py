@@ -1,1 +1,0 @@
-"""The state store in memory."""

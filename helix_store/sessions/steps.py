@@ -1,0 +1,447 @@
+"""Staged changes, and the atomic step that promotes them: the canonical write of every agent loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from django.db.models import (
+    BigIntegerField,
+    BooleanField,
+    Exists,
+    ExpressionWrapper,
+    FilteredRelation,
+    OuterRef,
+    Q,
+    Subquery,
+    Value,
+)
+from django.db.models.functions import Now
+
+from helix_store.core import moments
+from helix_store.core.guards import Guard
+from helix_store.core.merging import promote_staged
+from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
+from helix_store.engine.database import Call, Database, DatabaseOperations, writes
+from helix_store.engine.expressions import insert_row, list_parameter, update_row
+from helix_store.engine.statement import recorded_value
+from helix_store.exceptions import (
+    ConflictError,
+    HelixStoreError,
+    IdempotencyConflict,
+    OutcomeUnknown,
+    RunNotFound,
+)
+from helix_store.models import Checkpoint, CheckpointKind, Operation, Post, Run, Session, StagedChange
+from helix_store.sessions.heads import replace_custom_state
+from helix_store.sessions.locking import (
+    advance,
+    changed_columns,
+    check_guard,
+    first_row,
+    lock_session,
+    missing_session,
+    touch,
+    touch_session,
+)
+from helix_store.sessions.messages import (
+    has_open_calls,
+    history_backwards,
+    insert_messages,
+    receive_due,
+    received_at,
+)
+from helix_store.sessions.reading import keep_checkpoints, read_current
+from helix_store.sessions.state import (
+    WRITTEN_COLUMNS,
+    EncodedMessage,
+    EncodedState,
+    StagedRow,
+    StepRequest,
+    StoredPayload,
+    decode_messages,
+    decode_staged,
+    origin_of,
+    remember_step,
+    stored_payload,
+    written_columns,
+)
+from helix_store.sessions.statements import (
+    MAX_SINGLE_MESSAGES,
+    STAGE_CHANGE,
+    STAGE_LOCKED,
+    STAGED_CHANGES,
+    STAGED_ROWS,
+    TAKE_STAGED,
+    USE_APPROVALS,
+    step_statement,
+)
+from helix_store.sessions.tool_calls import without_used
+from helix_store.signals import announce, signals_of_status
+
+
+class DatabaseSteps(DatabaseOperations):
+    """Staged changes and steps. A write is one statement if the database supports that form; otherwise it
+    locks, decides and writes.
+    """
+
+    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
+        """Stage a change, and return its row if the step can promote the row without reading it."""
+        parameters = {
+            "tenant": self.db.tenant,
+            "session_id": session_id,
+            "step_id": step_id,
+            "tool_call_id": tool_call_id,
+            "payload": text,
+            "at": moments.now(),
+        }
+
+        def look_first(call_id: str) -> None:
+            # The call may have staged the change even if a step has promoted it since.
+            key = lock_session(self.db, session_id).pk
+            taken = Operation.objects.using(self.db.alias).filter(session_id=key, operation_id=call_id)
+            staged = StagedChange.objects.using(self.db.alias).filter(
+                session_id=key, step_id=step_id, tool_call_id=tool_call_id
+            )
+            call_ids = staged.values_list("call_ids", flat=True)
+            if not taken.exists() and recorded_value(first_row(call_ids), call_id) is None:
+                self._stage_locked(parameters, call_id)
+
+        return self.db.write_once(
+            STAGE_CHANGE,
+            parameters,
+            StagedRow._make,
+            otherwise=partial(self._stage_locked, parameters),
+            look_first=look_first,
+            operation_id=tool_call_id,
+        )
+
+    @writes
+    def _stage_locked(self, parameters: Mapping[str, Any], call_id: str) -> None:
+        head = touch_session(self.db, parameters["session_id"])
+        at = moments.now()
+        self.db.execute(STAGE_LOCKED, {**parameters, "key": head.pk, "at": at, "call_id": call_id})
+
+    def staged(self, session_id: str, step_id: str) -> list[StagedChanges]:
+        step = {"tenant": self.db.tenant, "session_id": session_id, "step_id": step_id}
+        rows = self.db.read(STAGED_CHANGES, step)
+        if not rows:
+            raise missing_session(self.db, session_id)
+        return decode_staged([text for key, text in sorted(rows) if key is not None])
+
+    @writes
+    def promote(self, session_id: str, step_id: str, guard: Guard) -> int:
+        head = lock_session(self.db, session_id, guard)
+        staged = _take_staged(self.db, head, step_id, moments.now())
+        if not staged:
+            return head.version
+        custom_state, envelope = read_current(self.db, head)
+        promoted = promote_staged(custom_state, staged, limits=self.db.limits)
+        return replace_custom_state(self.db, head, promoted, envelope)
+
+    @writes
+    def discard(self, session_id: str, step_id: str) -> int:
+        head = lock_session(self.db, session_id)
+        discarded = len(_take_staged(self.db, head, step_id, moments.now()))
+        if discarded:
+            touch(self.db, head)
+        return discarded
+
+    def commit(self, request: StepRequest) -> StepCommit:
+        return self.db.committed_once(
+            partial(self._commit, request),
+            lambda _: self._commit_locked(request, is_repeat=True),
+            operation_id=lambda: request.name,
+        )
+
+    def _commit(self, request: StepRequest, call: Call) -> StepCommit:
+        commit = None
+        if request.operation_id is None and not request.uses and call.has_fast_writes:
+            commit = self._in_one_statement(request, call)
+        if commit is None:
+            commit = self.db.transaction(partial(self._commit_locked, request), call)
+        return commit
+
+    def _in_one_statement(self, request: StepRequest, call: Call) -> StepCommit | None:
+        """Commit a step, or return ``None`` if it needs the portable form.
+
+        Staged changes whose rows are unknown are read first if the handle staged something, or if the last
+        step of this state promoted something; otherwise the statement returns them. A second statement then
+        promotes them, if they have not changed.
+        """
+        staged = self._staged_rows(request, call)
+        if not (staged or request.staged):
+            commit, staged = self._try(request, call, request.encoded, ())
+            if not staged:
+                return commit
+        try:
+            encoded = request.promote_rows(staged)
+        except HelixStoreError:
+            # A change was deleted or cannot be applied. First check whether the session is gone or stale.
+            return None
+        return self._try(request, call, encoded, staged)[0]
+
+    def _staged_rows(self, request: StepRequest, call: Call) -> list[StagedRow]:
+        if request.staged_rows:
+            return sorted(request.staged_rows, key=lambda row: int(row.version.split(":")[0]))
+        origin = origin_of(request.state)
+        follows_promotion = origin is not None and origin.expects_staging
+        if not (follows_promotion if request.staged is None else request.staged):
+            return []
+        step = {
+            "tenant": self.db.tenant,
+            "session_id": request.session_id,
+            "step_id": request.step.step_id,
+        }
+        return [StagedRow(*row) for row in call.read(STAGED_ROWS, step)]
+
+    def _try(
+        self, request: StepRequest, call: Call, encoded: EncodedState, staged: Sequence[StagedRow]
+    ) -> tuple[StepCommit | None, list[StagedRow]]:
+        """Try to commit a step that promotes these rows; return its commit, or else the rows now staged."""
+        at = moments.now()
+        expected_version = request.guard.expected_version
+        stored = stored_payload(
+            request.state,
+            encoded.payload,
+            encoded.entries,
+            version=None if expected_version is None else expected_version + 1,
+        )
+        columns = _checkpoint_columns(request, encoded, stored, at)
+        ends = encoded.columns["status"] in TERMINAL_STATUSES
+        statement = step_statement(
+            tuple(columns),
+            messages=min(len(request.messages), MAX_SINGLE_MESSAGES + 1),
+            merges=bool(staged),
+            is_delta=stored.base_id is not None,
+            is_expected=expected_version is not None,
+            is_fenced=request.guard.fencing_token is not None,
+            is_of_run=request.run_id is not None,
+            prunes=request.keep is not None,
+            ends=ends,
+            receives=request.reception is not None,
+        )
+        tags, metadata = encoded.columns["tags"], encoded.columns["metadata"]
+        parameters = {
+            **columns,
+            **encoded.columns,
+            "marks": json.dumps(encoded.marks) if encoded.marks else "{}",
+            "tags": json.dumps(tags) if tags else "[]",
+            "metadata": json.dumps(metadata) if metadata else "{}",
+            "step_number": request.step.step_count,
+            "base_key": stored.base_key,
+            "tenant": self.db.tenant,
+            "session_id": request.session_id,
+            "expected_version": expected_version,
+            "fencing_token": request.guard.fencing_token,
+            "staged": [row.version for row in staged],
+            "at": at,
+            "added": len(request.messages),
+            "keep": request.keep,
+        }
+        if len(request.messages) > MAX_SINGLE_MESSAGES:
+            parameters["roles"] = [message.role for message in request.messages]
+            parameters["texts"] = [message.text for message in request.messages]
+        else:
+            for number, message in enumerate(request.messages, 1):
+                parameters[f"role_{number}"], parameters[f"text_{number}"] = message
+        rows = call.try_write(statement, parameters)
+        if not rows or rows[0][0] is None:
+            return None, [StagedRow(version, payload) for _, _, _, version, payload in rows]
+        new_version, row_id, earlier_status, _, _ = rows[0]
+        if ends:
+            status, failure_reason = encoded.columns["status"], encoded.columns["failure_reason"]
+            announce(self.db, request.session_id, signals_of_status(earlier_status, status, failure_reason))
+        remember_step(request.state, stored, row_id, new_version, has_promoted=bool(staged))
+        return StepCommit(request.checkpoint_id, new_version=new_version), []
+
+    def _commit_locked(self, request: StepRequest, *, is_repeat: bool = False) -> StepCommit:
+        """Lock the session, promote its staging, and write messages, checkpoint and head.
+
+        The number of statements does not depend on the length of the history. A run or an operation id takes
+        one more statement, recording the operation takes another, and pruning takes up to five.
+        """
+        head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS, "live_decisions")
+        run_exists, earlier, has_due_posts = _read_claims(self.db, head, request, is_repeat=is_repeat)
+        if earlier is not None:
+            if is_repeat:
+                # The status that the lost statement found is unknown, so a repeated end is announced again.
+                status, reason = head.status, request.encoded.columns["failure_reason"]
+                announce(self.db, request.session_id, signals_of_status("", status, reason))
+                if request.reception is not None:
+                    request.reception.is_continued = status not in TERMINAL_STATUSES
+            return earlier
+        if is_repeat and request.keep is not None and request.operation_id is None:
+            expected_version = request.guard.expected_version
+            before = request.state.version if expected_version is None else expected_version
+            if head.version - before > request.keep:
+                # So many later steps were stored that the checkpoint of the lost step may have been pruned.
+                raise OutcomeUnknown(request.name)
+        at = moments.now()
+        is_staged = not request.uses or _use_approvals(self.db, head, request, at)
+        staged = _take_staged(self.db, head, request.step.step_id, at) if is_staged else []
+        if request.staged:
+            # This comes before the guard: another worker may have staged the changes and made the step stale.
+            request.require_staged(staged)
+        check_guard(self.db, head, request.guard)
+        if request.run_id is not None and not run_exists:
+            raise RunNotFound(request.run_id)
+        given = request
+        if request.reception is not None:
+            request = request.continued(request.reception, has_due_posts=has_due_posts)
+        written = written_columns(request.encoded, vars(head))
+        encoded = request.promote(staged)
+        given.custom_state = request.custom_state
+        received = self._received(head, request, at) if has_due_posts else []
+        message_count = insert_messages(self.db, head, [*request.messages, *received], at=at)
+        commit = StepCommit(
+            request.checkpoint_id,
+            new_version=head.version + 1,
+            received=decode_messages([message.text for message in received]) if received else [],
+        )
+        stored = stored_payload(
+            request.state,
+            encoded.payload,
+            encoded.entries,
+            version=commit.new_version,
+            head_key=head.base_key,
+        )
+        checkpoint = _checkpoint_columns(request, encoded, stored, at)
+        checkpoint |= {"session_id": head.pk, "version": commit.new_version, "message_count": message_count}
+        # The state that was stored between checkpoints becomes this checkpoint.
+        if head.current_id is not None and not head.current_is_checkpoint:
+            row_id = head.current_id
+            update_row(self.db, Checkpoint, row_id, checkpoint)
+        else:
+            row_id = insert_row(self.db, Checkpoint, checkpoint)
+        columns = {
+            **written,
+            "current_id": row_id,
+            "current_is_checkpoint": True,
+            "base_key": stored.base_key,
+            "message_count": message_count,
+        }
+        if request.uses:
+            columns["live_decisions"] = without_used(columns.get("live_decisions"), request.uses)
+        advance(self.db, head, at=at, **changed_columns(head, columns))
+        if request.keep is not None:
+            head.current_id, head.current_is_checkpoint = row_id, True
+            keep_checkpoints(self.db, head, request.keep)
+        if request.operation_id is not None:
+            Operation.objects.using(self.db.alias).create(
+                session_id=head.pk,
+                operation_id=request.operation_id,
+                digest=given.digest(),
+                checkpoint_id=commit.checkpoint_id,
+                version=commit.new_version,
+                created_at=at,
+            )
+        remember_step(request.state, stored, row_id, commit.new_version, has_promoted=bool(staged))
+        return commit
+
+    def _received(self, head: Session, request: StepRequest, at: datetime) -> list[EncodedMessage]:
+        """Receive due posts and return their messages, unless calls are open after those of the step."""
+        own = decode_messages([message.text for message in reversed(request.messages)])
+        if has_open_calls(chain(own, history_backwards(self.db, head))):
+            return []
+        position = head.message_count + len(request.messages)
+        return receive_due(self.db, head, position=position, at=at)
+
+
+def _use_approvals(db: Database, head: Session, request: StepRequest, at: datetime) -> bool:
+    """Record that a step uses approvals, and return whether changes are staged for it, in one statement.
+
+    The session must be locked; the caller checks its version. Raises `ConflictError` if an approval has been
+    used.
+    """
+    used = {
+        "key": head.pk,
+        "askings": list_parameter(db, list(request.uses)),
+        "step_id": request.step.step_id,
+        "at": at,
+    }
+    rows = db.execute(USE_APPROVALS, used)
+    if len(rows) < len(request.uses):
+        check_guard(db, head, request.guard)
+        raise ConflictError("An approval of this step was used or ended meanwhile; nothing was written.")
+    return any(has_staged for (has_staged,) in rows)
+
+
+def _take_staged(db: Database, head: Session, step_id: str, at: datetime) -> list[StagedChanges]:
+    """Remove and return a step's staged changes, in staging order. The session must be locked."""
+    rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id, "at": at})
+    return decode_staged([payload for _, payload in sorted(rows)])
+
+
+def _checkpoint_columns(
+    request: StepRequest, encoded: EncodedState, stored: StoredPayload, at: datetime
+) -> dict[str, Any]:
+    """Return the columns of a step's checkpoint, in one place; those with ``None`` come from the head."""
+    return {
+        "session_id": None,
+        "kind": CheckpointKind.STEP.value,
+        "namespace": "",
+        "version": None,
+        "checkpoint_id": request.checkpoint_id,
+        "source": CheckpointSource.STEP.value,
+        "run_id": request.run_id,
+        "step_id": request.step.step_id,
+        "step_count": request.step.step_count,
+        "status": encoded.columns["status"],
+        "message_count": None,
+        "stream_sequence": request.step.stream_sequence,
+        "payload": stored.text,
+        "base_id": stored.base_id,
+        "envelope": encoded.envelope,
+        "size_bytes": encoded.size_bytes,
+        "created_at": at,
+    }
+
+
+def _read_claims(
+    db: Database, head: Session, request: StepRequest, *, is_repeat: bool
+) -> tuple[bool, StepCommit | None, bool]:
+    """Return whether the step's run exists, an earlier commit with its operation id, and whether the step
+    has due posts to receive.
+
+    One statement after the lock looks up all of this: an earlier one could miss a duplicate's commit or a
+    post. An operation id that the store made is the id of the checkpoint. Raises `IdempotencyConflict`.
+    """
+    name = request.name if is_repeat else request.operation_id
+    if request.run_id is None and name is None and request.reception is None:
+        return False, None, False
+    checkpoint = Checkpoint.objects.filter(
+        session_id=OuterRef("pk"), checkpoint_id=name, kind=CheckpointKind.STEP, step_id=request.step.step_id
+    )
+    received = Post.objects.filter(session_id=OuterRef("pk"), received_version__isnull=False)
+    run_exists, has_due_posts, digest, recorded_id, version, checkpoint_version, has_received = (
+        Session.objects.using(db.alias)
+        .filter(pk=head.pk)
+        .annotate(operation=FilteredRelation("operations", condition=Q(operations__operation_id=name)))
+        .values_list(
+            Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=request.run_id)),
+            ExpressionWrapper(Q(next_post_at__lte=Now()), BooleanField()),
+            "operation__digest",
+            "operation__checkpoint_id",
+            "operation__version",
+            Value(None, BigIntegerField()) if name is None else Subquery(checkpoint.values("version")[:1]),
+            Exists(received),
+        )
+        .get()
+    )
+
+    def commit(checkpoint_id: str, version: int) -> StepCommit:
+        received = received_at(db, head, version) if has_received else []
+        return StepCommit(checkpoint_id, new_version=version, received=received)
+
+    if name is not None and checkpoint_version is not None:
+        return run_exists, commit(name, checkpoint_version), False
+    if digest is None or request.operation_id is None:
+        return run_exists, None, bool(has_due_posts) and request.reception is not None
+    if digest != request.digest():
+        raise IdempotencyConflict(request.operation_id)
+    return run_exists, commit(recorded_id, version), False

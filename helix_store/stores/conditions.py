@@ -1,0 +1,655 @@
+"""Sessions that cannot go on, and the wake-ups of those that could again.
+
+Most of what a condition needs is stored for other reasons: runs, locks, calls, posts and effects. A session
+also records what stopped it (``stopped_by`` and ``stopped_at``), in the statement that ends its failed or
+refused run: an index on runs would grow with every run that has ever failed. A run records what a budget
+refused it, and an adapter records in ``waiting_kind`` that its session waits.
+
+Each condition is one statement, which reads an index in the order of time and stops at its limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+from helix_store.budgets import MemoryBudgets
+from helix_store.core import moments, validation
+from helix_store.core.moments import as_utc
+from helix_store.core.payloads import Serializable
+from helix_store.core.types import RunStatus, SessionStatus
+from helix_store.counters import Spender, keys_of, period
+from helix_store.engine.async_twins import in_thread_to_the_end
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import for_keys, list_parameter
+from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table
+from helix_store.exceptions import IntegrityFault, InvalidQuery
+from helix_store.locks import LockTable
+from helix_store.models import Budget, BudgetCounter, Effect, Lock, Run, Session
+from helix_store.models.sessions import NON_TERMINAL, OPEN_EFFECTS, WAITING_KIND
+from helix_store.sessions.effects import is_unknown
+from helix_store.sessions.messages import (
+    OF_TENANT,
+    is_driven,
+    is_unanswered,
+    mark_announced,
+    waits_for_answer,
+)
+from helix_store.sessions.records import SessionRecord, StoredRun, TenantScope
+from helix_store.sessions.runs import (
+    BUDGET_REASON,
+    EFFECT_REASON,
+    STOPPED_BY_BUDGET,
+    STOPPED_BY_EFFECT,
+    STOPPED_BY_ERROR,
+    is_abandoned,
+)
+from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.signals import announce, session_ready
+
+__all__ = ["StuckSession", "aannounce_ready", "afind_stuck", "announce_ready", "find_stuck"]
+
+Condition: TypeAlias = Literal[
+    "crashed", "abandoned", "over_budget", "effect_unknown", "unanswered", "waiting"
+]
+Reason: TypeAlias = Literal["abandoned", "budget", "effect"]
+
+CONDITIONS: Final[tuple[Condition, ...]] = get_args(Condition)
+BY_DEFAULT: Final = tuple(each for each in CONDITIONS if each != "waiting")
+MOST_STUCK: Final = 1_000
+"""The maximum number of sessions that a call finds or announces."""
+
+_SHOWN_FIRST: Final[tuple[Condition, ...]] = (
+    "effect_unknown",
+    "crashed",
+    "abandoned",
+    "over_budget",
+    "waiting",
+    "unanswered",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckSession(Serializable):
+    """A session that cannot go on, and the reason.
+
+    ``detail`` is the class of the error, the name of the budget, the id of the effect, or the names of the
+    tools that wait, or what an adapter waits for. ``run_id`` is the run that has stopped.
+    """
+
+    session_id: str
+    tenant: str
+    condition: str
+    since: datetime
+    detail: str | None = None
+    run_id: str | None = None
+
+
+# --- Arguments ---------------------------------------------------------------------------------------
+
+
+def checked_conditions(conditions: Any) -> tuple[Condition, ...]:
+    """Return the conditions in a fixed order. Raises `InvalidQuery`."""
+    if conditions is None:
+        return BY_DEFAULT
+    try:
+        given = set(conditions)
+    except TypeError:
+        given = {None}
+    if isinstance(conditions, str) or not given <= set(CONDITIONS):
+        raise InvalidQuery(f"conditions must be a list of {', '.join(CONDITIONS)}.", path="conditions")
+    return tuple(each for each in CONDITIONS if each in given)
+
+
+def _checked_age(older_than: Any) -> timedelta:
+    if not isinstance(older_than, timedelta) or older_than < timedelta(0):
+        raise InvalidQuery("older_than must be a timedelta from 0.", path="older_than")
+    return older_than
+
+
+def _longest_first(found: Iterable[StuckSession], limit: int) -> list[StuckSession]:
+    return sorted(found, key=attrgetter("since", "tenant", "session_id"))[:limit]
+
+
+# --- The conditions in SQL ---------------------------------------------------------------------------
+
+_SESSION: Final = table(Session)
+_EFFECT: Final = table(Effect)
+
+
+def _words(values: Iterable[str]) -> str:
+    return ", ".join(f"'{value}'" for value in values)
+
+
+_NOT_ENDED: Final = f"s.status IN ({_words(NON_TERMINAL)})"
+_FALSE: Final = "1 = 0"
+
+
+def _looked_up(clock: Clock, rows: str, alias: str, condition: str, *, join: str = "") -> str:
+    """Return a join that finds one row by an index. PostgreSQL might otherwise join whole tables."""
+    if clock is SQLITE:
+        return f"{join or 'CROSS'} JOIN {rows} AS {alias} ON {condition}"
+    on = "ON true" if join else ""
+    return f"""{join or "CROSS"} JOIN LATERAL (
+                SELECT * FROM {rows} AS {alias} WHERE {condition} LIMIT 1) AS {alias} {on}"""
+
+
+def _newest_run(clock: Clock) -> str:
+    run = table(Run)
+    newest = f"r.turn = (SELECT max(n.turn) FROM {run} AS n WHERE n.session_id = s.id)"
+    return f"{_SESSION} AS s {_looked_up(clock, run, 'r', f'r.session_id = s.id AND {newest}')}"
+
+
+class _Search(NamedTuple):
+    """The parts of a statement that finds sessions.
+
+    ``order`` is that of the index that it reads. For a page of sessions, ``source_of_page`` replaces a source
+    that begins with another table.
+    """
+
+    source: str
+    where: str
+    since: str
+    order: str
+    source_of_page: str = ""
+    detail: str = "NULL"
+    run_id: str = "NULL"
+    calls: str = "NULL"
+    """The column with the calls that wait, if the condition depends on them."""
+
+
+def _crashed(clock: Clock) -> _Search:
+    return _Search(
+        _newest_run(clock),
+        f"s.stopped_by = '{STOPPED_BY_ERROR}' AND {_NOT_ENDED} AND r.status = '{RunStatus.FAILED.value}'",
+        since="s.stopped_at",
+        order="s.stopped_at, s.id",
+        detail="r.completion_reason",
+        run_id="r.run_id",
+    )
+
+
+def _abandoned(clock: Clock) -> _Search:
+    lock = f"""(SELECT l.expires_at FROM {table(Lock)} AS l WHERE l.tenant = s.tenant
+                AND l.name = s.session_id AND l.token = r.fencing_token)"""
+    return _Search(
+        f"{table(Run)} AS r {_looked_up(clock, _SESSION, 's', 's.id = r.session_id')}",
+        f"""r.status = '{RunStatus.RUNNING.value}' AND {_NOT_ENDED}
+            AND {is_abandoned(clock, run="r", session="s")}""",
+        # The worker may have been alive until its lock expired.
+        since=f"coalesce({lock}, r.started_at)",
+        order="r.started_at, r.id",
+        source_of_page=f"{_SESSION} AS s JOIN {table(Run)} AS r ON r.session_id = s.id",
+        run_id="r.run_id",
+    )
+
+
+def _stopped_by_budget(clock: Clock, *, is_over: bool) -> _Search:
+    """Find the sessions that a budget has stopped, and that it would, or would not, stop again."""
+    budget, counter = table(Budget), table(BudgetCounter)
+    name = f"substr(r.completion_reason, {len(BUDGET_REASON) + 1})"
+    if clock is SQLITE:
+        today = "strftime('%%Y-%%m-%%d', 'now')"
+    else:
+        today = f"to_char({clock.now} AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
+    counted = """CASE WHEN b.scope = 'tenant' OR b.value <> '' THEN b.value
+                    WHEN b.scope = 'user' THEN s.user_id ELSE s.agent_type END"""
+    is_counter = f"""c.tenant = b.tenant AND c.name = b.name AND c.value = {counted}
+                AND c.period = {period(today)}"""
+
+    def is_reached(unit: str) -> str:
+        # A limit that is used up stops every step, even one without an estimate.
+        spent, refused = f"coalesce(c.spent_{unit}, 0)", f"coalesce(r.refused_{unit}, 0)"
+        return f"({spent} >= b.limit_{unit} OR {spent} > b.limit_{unit} - {refused})"
+
+    reached = f"coalesce({is_reached('usd')}, {_FALSE}) OR coalesce({is_reached('tokens')}, {_FALSE})"
+    return _Search(
+        f"""{_newest_run(clock)}
+            {_looked_up(clock, budget, "b", f"b.tenant = s.tenant AND b.name = {name}", join="LEFT")}
+            {_looked_up(clock, counter, "c", is_counter, join="LEFT")}""",
+        f"""s.stopped_by = '{STOPPED_BY_BUDGET}' AND {_NOT_ENDED}
+            AND r.status = '{RunStatus.INTERRUPTED.value}'
+            AND substr(r.completion_reason, 1, {len(BUDGET_REASON)}) = '{BUDGET_REASON}'
+            AND {"" if is_over else "NOT "}({reached})""",
+        since="s.stopped_at",
+        order="s.stopped_at, s.id",
+        detail=name,
+        run_id="r.run_id",
+    )
+
+
+def _over_budget(clock: Clock) -> _Search:
+    return _stopped_by_budget(clock, is_over=True)
+
+
+_IS_OPEN: Final = f"{{}}.state IN ({_words(OPEN_EFFECTS)})"
+
+
+def _effect_unknown(clock: Clock) -> _Search:
+    # Each session is found once, by its first unknown effect.
+    earlier = f"""EXISTS (SELECT 1 FROM {_EFFECT} AS o WHERE o.session_id = s.id
+                AND o.sequence < e.sequence AND {is_unknown(clock, "o")})"""
+    return _Search(
+        f"{_EFFECT} AS e {_looked_up(clock, _SESSION, 's', 's.id = e.session_id')}",
+        f"{_IS_OPEN.format('e')} AND {is_unknown(clock, 'e')} AND NOT {earlier}",
+        since="e.started_at",
+        order="e.started_at, e.id",
+        source_of_page=f"{_SESSION} AS s JOIN {_EFFECT} AS e ON e.session_id = s.id",
+        detail="e.effect_id",
+        run_id="e.run_id",
+    )
+
+
+def _unanswered(clock: Clock) -> _Search:
+    return _Search(
+        f"{_SESSION} AS s",
+        is_unanswered(clock, f"(SELECT {clock.now})"),
+        since="s.next_post_at",
+        order="s.next_post_at, s.id",
+        calls="s.pending_client_tool_calls",
+    )
+
+
+def _waiting(_: Clock) -> _Search:
+    return _Search(
+        f"{_SESSION} AS s",
+        f"""{_NOT_ENDED}
+            AND (s.suspension_kind IN ('{WAITING_KIND}') OR s.waiting_kind IS NOT NULL)""",
+        since="s.updated_at",
+        order="s.updated_at, s.id",
+        detail="s.waiting_kind",
+        calls="s.pending_client_tool_calls",
+    )
+
+
+_SEARCHES: Final[dict[Condition, Callable[[Clock], _Search]]] = {
+    "crashed": _crashed,
+    "abandoned": _abandoned,
+    "over_budget": _over_budget,
+    "effect_unknown": _effect_unknown,
+    "unanswered": _unanswered,
+    "waiting": _waiting,
+}
+
+
+def _ready_after_budget(clock: Clock) -> _Search:
+    return _stopped_by_budget(clock, is_over=False)
+
+
+def _ready_after_effect(clock: Clock) -> _Search:
+    return _Search(
+        _newest_run(clock),
+        f"""s.stopped_by = '{STOPPED_BY_EFFECT}' AND {_NOT_ENDED}
+            AND r.status = '{RunStatus.INTERRUPTED.value}'
+            AND substr(r.completion_reason, 1, {len(EFFECT_REASON)}) = '{EFFECT_REASON}'
+            AND NOT EXISTS (SELECT 1 FROM {_EFFECT} AS e WHERE e.session_id = s.id
+                AND e.effect_id = substr(r.completion_reason, {len(EFFECT_REASON) + 1})
+                AND {_IS_OPEN.format("e")})""",
+        since="s.stopped_at",
+        order="s.stopped_at, s.id",
+    )
+
+
+_READY: Final[dict[Reason, Callable[[Clock], _Search]]] = {
+    "abandoned": _abandoned,
+    "budget": _ready_after_budget,
+    "effect": _ready_after_effect,
+}
+
+
+class _Row(NamedTuple):
+    key: int
+    tenant: str
+    session_id: str
+    since: Any
+    detail: str | None
+    run_id: str | None
+    status: str
+    suspension_kind: str | None
+    calls: str | None
+    condition: Condition
+    announced_at: Any = None
+
+
+def _selected(search: _Search, condition: str, *more: str) -> str:
+    columns = [
+        "s.id",
+        "s.tenant",
+        "s.session_id",
+        f"{search.since} AS since",
+        f"CAST({search.detail} AS text)",
+        f"CAST({search.run_id} AS text)",
+        "s.status",
+        "s.suspension_kind",
+        f"CAST({search.calls} AS text)",
+        f"'{condition}'",
+        *more,
+    ]
+    return f"SELECT {', '.join(columns)} FROM {search.source}"
+
+
+def _statement(text: Callable[[Clock, str], str], *, of_all: bool) -> Statement:
+    postgresql, sqlite = ("", "") if of_all else OF_TENANT
+    return Statement(text(POSTGRESQL, postgresql), text(SQLITE, sqlite), citus=(text(CITUS, postgresql),))
+
+
+@cache
+def find_statement(condition: Condition, *, of_all: bool, is_aged: bool = False) -> Statement:
+    """Return the statement that finds the sessions with a condition, the longest first."""
+
+    def text(clock: Clock, of_tenant: str) -> str:
+        search = _SEARCHES[condition](clock)
+        # A subquery is evaluated once, so an index can be read up to it.
+        age = f"AND {search.since} <= (SELECT {clock.after('age_ms')})" if is_aged else ""
+        return f"""
+        {_selected(search, condition)}
+        WHERE {of_tenant} {search.where} {age}
+        ORDER BY {search.order} LIMIT %(limit)s"""
+
+    return _statement(text, of_all=of_all)
+
+
+@cache
+def _ready_statement(reason: Reason, *, of_all: bool) -> Statement:
+    """Return the statement that finds sessions that can go on, those that were announced last at the end."""
+
+    def text(clock: Clock, of_tenant: str) -> str:
+        search = _READY[reason](clock)
+        return f"""
+        {_selected(search, reason, "s.announced_at")}
+        WHERE {of_tenant} {search.where} AND NOT {is_driven(clock)}
+        ORDER BY s.announced_at NULLS FIRST, {search.order} LIMIT %(limit)s"""
+
+    return _statement(text, of_all=of_all)
+
+
+def _of_page(search: _Search) -> _Search:
+    return search._replace(source=search.source_of_page or search.source)
+
+
+@cache
+def _conditions_of_keys() -> Statement:
+    def text(clock: Clock) -> str:
+        return "\n UNION ALL ".join(
+            f"{_selected(search, condition)} WHERE s.id IN %(keys)s AND {search.where}"
+            for condition, make in _SEARCHES.items()
+            for search in (_of_page(make(clock)),)
+        )
+
+    return for_keys(Statement(text(POSTGRESQL), text(SQLITE), citus=(text(CITUS),)))
+
+
+def _open_calls(calls: str | None) -> list[str] | None:
+    """Return the names of the tools whose calls are open; ``None`` if the calls cannot be read."""
+    try:
+        asked = ToolCalls.stored(calls, None).unanswered
+    except IntegrityFault:
+        return None
+    return sorted({str(call.get("tool_name")) for call in asked.values()})
+
+
+def _stuck(row: _Row) -> StuckSession | None:
+    """Return the value of a row; ``None`` if the calls that its statement cannot read say otherwise."""
+    detail = row.detail
+    if row.condition == "waiting" and detail is not None:
+        detail = detail.partition(":")[0]
+    if row.condition == "waiting" and row.suspension_kind == WAITING_KIND:
+        tools = _open_calls(row.calls)
+        if tools is not None and not tools and detail is None:
+            return None
+        detail = ", ".join(tools or ()) or detail
+    if row.condition == "unanswered" and waits_for_answer(row.status, row.suspension_kind, row.calls):
+        return None
+    return StuckSession(
+        session_id=row.session_id,
+        tenant=row.tenant,
+        condition=row.condition,
+        since=as_utc(row.since),
+        detail=detail,
+        run_id=row.run_id,
+    )
+
+
+# --- The public calls --------------------------------------------------------------------------------
+
+
+def find_stuck(
+    *,
+    using: str | None = None,
+    tenant: str | None = None,
+    conditions: Collection[str] | None = None,
+    older_than: timedelta = timedelta(0),
+    limit: int = 200,
+) -> list[StuckSession]:
+    """Return the sessions that cannot go on, the longest first, at most 1,000.
+
+    ``tenant=None`` means all tenants of the database ``using``. By default, ``conditions`` are all but
+    ``waiting``. A session is returned once for each of its conditions. Runs one statement for each condition,
+    which reads an index. Raises `InvalidQuery`.
+    """
+    chosen, age = checked_conditions(conditions), _checked_age(older_than)
+    limit = validation.page_limit(limit, maximum=MOST_STUCK)
+    db = Database(using, "" if tenant is None else validation.tenant(tenant))
+    parameters: dict[str, Any] = {"tenant": db.tenant, "limit": limit}
+    if age:
+        parameters["age_ms"] = -(age // timedelta(milliseconds=1))
+    found: list[StuckSession] = []
+    for condition in chosen:
+        statement = find_statement(condition, of_all=tenant is None, is_aged=bool(age))
+        found += filter(None, map(_stuck, _rows(db, statement, parameters)))
+    return _longest_first(found, limit)
+
+
+async def afind_stuck(
+    *,
+    using: str | None = None,
+    tenant: str | None = None,
+    conditions: Collection[str] | None = None,
+    older_than: timedelta = timedelta(0),
+    limit: int = 200,
+) -> list[StuckSession]:
+    """Async version of `find_stuck`."""
+    return await in_thread_to_the_end(
+        lambda: find_stuck(
+            using=using, tenant=tenant, conditions=conditions, older_than=older_than, limit=limit
+        )
+    )
+
+
+def conditions_of(db: Database, keys: Sequence[int]) -> dict[int, StuckSession]:
+    """Return the condition to show for each of these sessions that cannot go on, by key. One statement."""
+    if not keys:
+        return {}
+    found: dict[int, StuckSession] = {}
+    rows = list(_rows(db, _conditions_of_keys(), {"keys": list_parameter(db, list(keys))}))
+    for row in sorted(rows, key=lambda row: _SHOWN_FIRST.index(row.condition)):
+        stuck = _stuck(row)
+        if stuck is not None:
+            found.setdefault(row.key, stuck)
+    return found
+
+
+def is_mere(status: str) -> bool:
+    """Return whether a status only says that a session has not ended, so that a condition replaces it."""
+    return status in (SessionStatus.ACTIVE, SessionStatus.RUNNING, SessionStatus.INTERRUPTED)
+
+
+def conditions_of_ids(
+    using: str, sessions: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], StuckSession]:
+    """Return the conditions of `conditions_of` by the tenant and the id of the session. Two statements."""
+    if not sessions:
+        return {}
+    db = Database(using, "")
+    tenants, ids = ({each[place] for each in sessions} for place in (0, 1))
+    # Ids of another tenant may be among them, which does no harm.
+    rows = Session.objects.using(using).filter(tenant__in=tenants, session_id__in=ids)
+    keys = db.query(lambda: list(rows.values_list("pk", flat=True)))
+    return {(each.tenant, each.session_id): each for each in conditions_of(db, keys).values()}
+
+
+def find_keys(using: str, conditions: Collection[str], *, limit: int = MOST_STUCK) -> dict[int, StuckSession]:
+    """Return sessions of all tenants with one of the conditions, by key, the longest first."""
+    db = Database(using, "")
+    found: dict[int, StuckSession] = {}
+    for condition in checked_conditions(conditions):
+        for row in _rows(db, find_statement(condition, of_all=True), {"tenant": "", "limit": limit}):
+            stuck = _stuck(row)
+            if stuck is not None:
+                found.setdefault(row.key, stuck)
+    return dict(sorted(found.items(), key=lambda each: each[1].since)[:limit])
+
+
+def _rows(db: Database, statement: Statement, parameters: dict[str, Any]) -> Iterable[_Row]:
+    return (_Row(*row) for row in db.read(statement, parameters))
+
+
+def announce_ready(*, using: str | None = None, tenant: str | None = None, limit: int = 200) -> int:
+    """Send `session_ready` for sessions that can go on, although nothing has arrived for them.
+
+    They are abandoned, their budget was raised or has a new period, or their effect was settled. Returns
+    their number. ``tenant=None`` means all tenants of the database ``using``. If there are more sessions than
+    ``limit``, those that were announced last come last. Safe to repeat. Raises `InvalidQuery`.
+    """
+    limit = validation.page_limit(limit, maximum=MOST_STUCK)
+    db = Database(using, "" if tenant is None else validation.tenant(tenant))
+    parameters = {"tenant": db.tenant, "limit": limit}
+    ready: list[tuple[Reason, _Row]] = []
+    for reason in _READY:
+        statement = _ready_statement(reason, of_all=tenant is None)
+        ready += ((reason, row) for row in _rows(db, statement, parameters))
+    ready.sort(key=lambda each: _turn(each[1]))
+    if len(ready) >= limit:
+        ready = ready[:limit]
+        mark_announced(using, ((row.tenant, row.key) for _, row in ready))
+    for reason, row in ready:
+        announce(db, row.session_id, [session_ready], tenant=row.tenant, reason=reason)
+    return len(ready)
+
+
+async def aannounce_ready(*, using: str | None = None, tenant: str | None = None, limit: int = 200) -> int:
+    """Async version of `announce_ready`."""
+    return await in_thread_to_the_end(lambda: announce_ready(using=using, tenant=tenant, limit=limit))
+
+
+def _turn(row: _Row) -> tuple[bool, datetime]:
+    at = row.announced_at
+    return at is not None, as_utc(row.since if at is None else at)
+
+
+def announce_again(db: Database, session_id: str) -> None:
+    """Send `session_ready` with the reason ``again``, because a person asked for it."""
+    announce(db, session_id, [session_ready], reason="again")
+
+
+# --- In memory ---------------------------------------------------------------------------------------
+
+
+class MemoryConditions:
+    """The conditions of the sessions of a tenant in memory."""
+
+    def __init__(self, scope: TenantScope, *, tenant: str) -> None:
+        self._scope = scope
+        self._tenant = tenant
+        self._budgets = MemoryBudgets(scope)
+        self._locks = scope.table(LockTable)
+
+    def find(self, conditions: Any, older_than: Any, limit: Any) -> list[StuckSession]:
+        """Return the sessions of `find_stuck`."""
+        chosen, age = checked_conditions(conditions), _checked_age(older_than)
+        limit = validation.page_limit(limit, maximum=MOST_STUCK)
+        until = moments.now() - age
+        with self._scope.lock:
+            found = [
+                stuck
+                for record in self._scope.sessions.values()
+                for condition in chosen
+                for stuck in (self._stuck(record, condition),)
+                if stuck is not None and stuck.since <= until
+            ]
+        return _longest_first(found, limit)
+
+    def _stuck(self, record: SessionRecord, condition: Condition) -> StuckSession | None:
+        found: tuple[datetime, str | None, str | None] | None
+        if condition == "effect_unknown":
+            found = self._unknown_effect(record)
+        elif SessionStatus(record.columns["status"]).is_terminal:
+            found = None
+        else:
+            found = getattr(self, f"_{condition}")(record)
+        if found is None:
+            return None
+        since, detail, run_id = found
+        return StuckSession(
+            session_id=record.session_id,
+            tenant=self._tenant,
+            condition=condition,
+            since=since,
+            detail=detail,
+            run_id=run_id,
+        )
+
+    def _crashed(self, record: SessionRecord) -> Any:
+        newest = _newest(record)
+        if newest is None or newest.run.status is not RunStatus.FAILED:
+            return None
+        return newest.run.ended_at, newest.run.completion_reason, newest.run.run_id
+
+    def _abandoned(self, record: SessionRecord) -> Any:
+        running = record.running_run
+        if running is None or not self._scope.is_abandoned(record):
+            return None
+        lock = self._locks[record.session_id]
+        is_expired = lock.token == running.fencing_token and not lock.was_released
+        return lock.expires_at if is_expired else running.run.started_at, None, running.run.run_id
+
+    def _over_budget(self, record: SessionRecord) -> Any:
+        newest = _newest(record)
+        reason = "" if newest is None else newest.run.completion_reason or ""
+        if newest is None or newest.run.status is not RunStatus.INTERRUPTED:
+            return None
+        if not reason.startswith(BUDGET_REASON):
+            return None
+        name, columns = reason.removeprefix(BUDGET_REASON), record.columns
+        root_id = columns["root_session_id"] or record.session_id
+        spender = Spender(root_id, columns["user_id"], columns["agent_type"])
+        refused = newest.refused_usd or 0, newest.refused_tokens or 0
+        for standing in self._budgets.standings(keys_of(spender)):
+            limits = standing.definition.limit_usd, standing.definition.limit_tokens
+            is_reached = any(
+                limit is not None and (spent >= limit or spent > limit - more)
+                for limit, spent, more in zip(limits, standing.spent, refused, strict=True)
+            )
+            if standing.definition.name == name and is_reached:
+                return newest.run.ended_at, name, newest.run.run_id
+        return None
+
+    def _unknown_effect(self, record: SessionRecord) -> Any:
+        for effect in record.effects.values():
+            is_held = self._scope.is_held(record.session_id, effect.fencing_token)
+            if effect._replace(is_held=is_held).state_as_read == "unknown":
+                return effect.started_at, effect.effect_id, effect.run_id
+        return None
+
+    def _unanswered(self, record: SessionRecord) -> Any:
+        columns, due_at = record.columns, record.columns["next_post_at"]
+        is_due = due_at is not None and due_at <= moments.now()
+        calls = columns["status"], columns["suspension_kind"], columns["pending_client_tool_calls"]
+        if not is_due or waits_for_answer(*calls) or self._scope.is_locked(record.session_id):
+            return None
+        return due_at, None, None
+
+    def _waiting(self, record: SessionRecord) -> Any:
+        columns = record.columns
+        if columns["suspension_kind"] != WAITING_KIND:
+            return None
+        tools = _open_calls(columns["pending_client_tool_calls"])
+        return (columns["updated_at"], ", ".join(tools), None) if tools else None
+
+
+def _newest(record: SessionRecord) -> StoredRun | None:
+    return max(record.runs.values(), key=lambda stored: stored.run.turn, default=None)

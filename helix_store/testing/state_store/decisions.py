@@ -1,0 +1,217 @@
+"""Tests for decisions: they are stored outside the state, and the newest asking of a call counts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from helix_store.core.contracts import StateStore
+from helix_store.core.limits import Limits
+from helix_store.exceptions import ApprovalUsed, NotApproved
+from helix_store.testing.state_store.approvals import (
+    approve,
+    ask_approval,
+    step_of,
+    use_once,
+    used_in,
+)
+from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.state_store.samples import loaded
+from helix_store.testing.state_store.tool_calls import APPROVE, LONG_AGO, outcomes_of
+
+__all__ = ["DecisionContract"]
+
+_TWO: Final = {**APPROVE, "approvals": 2}
+_ANSWER: Final = {"approved": True, "reason": None, "submitted_at": LONG_AGO, "actors": ["user:1"]}
+
+
+def _refusal(store: StateStore, session_id: str) -> str:
+    """Return why the approval cannot be used."""
+    with pytest.raises(NotApproved) as refused:
+        use_once(store, session_id)
+    return str(refused.value.reason)
+
+
+def _checkpoint(store: StateStore, session_id: str) -> str:
+    with step_of(store, session_id) as step:
+        step.say({"role": "assistant", "content": "hm"})
+    assert step.commit is not None
+    return step.commit.checkpoint_id
+
+
+class DecisionContract(StoreTests):
+    # The newest asking
+
+    @pytest.mark.parametrize("way", ["rewind", "save", "step"])
+    def test_a_rejected_call_does_not_become_approved_again(self, way: str) -> None:
+        """Not even once the answers are so large that the oldest are reduced to a mark."""
+        store = self.make_store(limits=Limits(max_state_bytes=4_000))
+        session_id = store.create_session(agent_type="agent").session_id
+        before = _checkpoint(store, session_id)
+        ask_approval(store, session_id)
+        approve(store, session_id, actor="ann")
+        self._remove_the_question(store, session_id, way, before)
+        assert _refusal(store, session_id) == "unknown"
+        ask_approval(store, session_id)
+        assert _refusal(store, session_id) == "open"
+        approve(store, session_id, actor="bob", approved=False)
+        store.add_pending_tool_calls(session_id, {"big": {"tool_name": "ask"}})
+        store.submit_tool_result(session_id, "big", result="x" * 900)
+        store.take_tool_results(session_id)
+        assert loaded(store, session_id).completed_client_tool_calls["call"].keys() == {"submitted_at"}
+        assert _refusal(store, session_id) == "rejected"
+
+    @staticmethod
+    def _remove_the_question(store: StateStore, session_id: str, way: str, before: str) -> None:
+        if way == "rewind":
+            store.restore_checkpoint(session_id, before)
+        elif way == "save":
+            state = loaded(store, session_id)
+            state.pending_client_tool_calls = {}
+            store.save_state(session_id, state)
+        else:
+            with step_of(store, session_id) as step:
+                step.state.pending_client_tool_calls = {}
+
+    @pytest.mark.parametrize("way", ["rewind", "save", "step"])
+    def test_a_question_that_comes_back_has_no_earlier_decision(
+        self, store: StateStore, session_id: str, way: str
+    ) -> None:
+        before = _checkpoint(store, session_id)
+        ask_approval(store, session_id)
+        approve(store, session_id)
+        answered = loaded(store, session_id)
+        self._remove_the_question(store, session_id, way, before)
+        store.save_state(session_id, answered)
+        assert _refusal(store, session_id) == "open"
+
+    def test_a_rewind_to_the_open_question_needs_a_new_answer(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        with step_of(store, session_id) as step:
+            step.wait_for({"call": {**APPROVE, "approval_id": "approval"}})
+        assert step.commit is not None
+        approve(store, session_id, actor="ann")
+        answered = loaded(store, session_id)
+        store.restore_checkpoint(session_id, step.commit.checkpoint_id)
+        assert _refusal(store, session_id) == "open"
+        state = loaded(store, session_id)
+        state.pending_client_tool_calls = answered.pending_client_tool_calls
+        store.save_state(session_id, state)
+        assert _refusal(store, session_id) == "open"
+        assert outcomes_of(approve(store, session_id, actor="bob")) == ["accepted"]
+        assert use_once(store, session_id).actors == ["bob"]
+
+    def test_a_call_that_is_asked_again_in_the_step_that_removes_it_needs_a_new_answer(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        ask_approval(store, session_id)
+        approve(store, session_id)
+        with step_of(store, session_id) as step:
+            step.state.pending_client_tool_calls = {}
+            step.wait_for({"call": APPROVE})
+        assert _refusal(store, session_id) == "open"
+        approve(store, session_id, actor="bob")
+        assert use_once(store, session_id).actors == ["bob"]
+
+    def test_a_used_approval_stays_used_when_its_question_is_gone(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        ask_approval(store, session_id)
+        approve(store, session_id)
+        use_once(store, session_id, "first")
+        state = loaded(store, session_id)
+        state.pending_client_tool_calls = {}
+        store.save_state(session_id, state)
+        ask_approval(store, session_id)
+        approve(store, session_id)
+        with pytest.raises(ApprovalUsed):
+            use_once(store, session_id)
+
+    def test_a_save_that_keeps_the_answer_keeps_the_approval(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        """Also once the answer was taken, and reduced to a mark."""
+        ask_approval(store, session_id)
+        approve(store, session_id, actor="ann")
+        for _ in range(2):
+            store.save_state(session_id, loaded(store, session_id))
+            _checkpoint(store, session_id)
+            store.take_tool_results(session_id)
+        state = loaded(store, session_id)
+        mark = {"submitted_at": state.completed_client_tool_calls["call"]["submitted_at"]}
+        state.completed_client_tool_calls["call"] = mark
+        store.save_state(session_id, state)
+        assert use_once(store, session_id).actors == ["ann"]
+
+    # The state decides nothing
+
+    @pytest.mark.parametrize("call", [APPROVE, _TWO], ids=["one", "two"])
+    @pytest.mark.parametrize("is_taken", [False, True], ids=["not taken", "taken"])
+    def test_an_answer_in_the_state_is_no_decision(
+        self, store: StateStore, session_id: str, call: dict[str, Any], is_taken: bool
+    ) -> None:
+        ask_approval(store, session_id, call)
+        state = loaded(store, session_id)
+        if is_taken:
+            state.pending_client_tool_calls = {}
+            state.completed_client_tool_calls["call"] = dict(_ANSWER)
+        else:
+            state.pending_client_tool_calls["call"] |= _ANSWER
+        store.save_state(session_id, state)
+        assert _refusal(store, session_id) == "open"
+
+    @pytest.mark.parametrize("answer", [{"approved": False, "reason": None}, {"error": "no"}], ids=repr)
+    def test_a_person_answers_a_call_that_the_state_says_is_answered(
+        self, store: StateStore, session_id: str, answer: dict[str, Any]
+    ) -> None:
+        ask_approval(store, session_id)
+        state = loaded(store, session_id)
+        state.pending_client_tool_calls["call"] |= {**answer, "submitted_at": LONG_AGO}
+        store.save_state(session_id, state)
+        assert _refusal(store, session_id) == "open"
+        assert outcomes_of(approve(store, session_id, actor="ann")) == ["accepted"]
+        assert use_once(store, session_id).actors == ["ann"]
+
+    def test_people_in_the_state_have_not_approved(self, store: StateStore, session_id: str) -> None:
+        ask_approval(store, session_id, _TWO)
+        state = loaded(store, session_id)
+        state.pending_client_tool_calls["call"]["approved_by"] = ["user:1"]
+        store.save_state(session_id, state)
+        assert "approved_by" not in loaded(store, session_id).pending_client_tool_calls["call"]
+        assert outcomes_of(approve(store, session_id, actor="ann")) == ["recorded"]
+        assert outcomes_of(approve(store, session_id, actor="bob")) == ["accepted"]
+        assert use_once(store, session_id).actors == ["ann", "bob"]
+
+    def test_people_cannot_be_removed_from_the_state(self, store: StateStore, session_id: str) -> None:
+        ask_approval(store, session_id, _TWO)
+        approve(store, session_id, actor="ann")
+        state = loaded(store, session_id)
+        state.pending_client_tool_calls["call"]["approved_by"] = ["eve"]
+        store.save_state(session_id, state)
+        assert loaded(store, session_id).pending_client_tool_calls["call"]["approved_by"] == ["ann"]
+        assert outcomes_of(approve(store, session_id, actor="ann")) == ["already_recorded"]
+        assert outcomes_of(approve(store, session_id, actor="bob")) == ["accepted"]
+        assert use_once(store, session_id).actors == ["ann", "bob"]
+
+    def test_an_approval_of_two_does_not_come_back_with_the_input(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        ask_approval(store, session_id, _TWO)
+        approve(store, session_id, actor="ann")
+        for amount in (8.0, 7.0):
+            state = loaded(store, session_id)
+            state.pending_client_tool_calls["call"]["input"] = {"amount": amount}
+            store.save_state(session_id, state)
+        assert outcomes_of(approve(store, session_id, actor="bob")) == ["recorded"]
+
+    def test_the_actors_of_an_approval_are_not_those_in_the_state(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        ask_approval(store, session_id)
+        approve(store, session_id, actor="ann")
+        with step_of(store, session_id) as step:
+            step.state.pending_client_tool_calls["call"]["actors"] = ["user:1"]
+        with step_of(store, session_id) as step:
+            assert used_in(step).actors == ["ann"]

@@ -1,0 +1,375 @@
+"""The addresses under the mount: what they answer, and the errors before a response begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
+from django.db import connections
+from django.test import AsyncClient, Client, override_settings
+from django.test.utils import CaptureQueriesContext
+
+from helix_store import Store
+from tests.chat.conftest import Chatting, events_of, run_input
+
+Make = Callable[..., Chatting]
+
+
+async def _drive(site: Chatting, thread: str = "t") -> None:
+    # Each delta is a chunk.
+    with override_settings(HELIX_STORE={"CHAT_FLUSH_MS": 0}):
+        await sync_to_async(site.drive)(thread)
+
+
+async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
+    site = chatting()
+    user = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}
+    cells: list[tuple[str, str, Any, int, str]] = [
+        ("POST", "agui/", b"no json", 400, ""),
+        ("POST", "agui/", [], 400, ""),
+        ("POST", "agui/", run_input("a/b"), 400, "/threadId"),
+        ("POST", "agui/", run_input(""), 400, "/threadId"),
+        ("POST", "agui/", run_input("x" * 256), 400, "/threadId"),
+        ("POST", "agui/", run_input("t", ""), 400, "/messages/0/id"),
+        ("POST", "agui/", run_input("t", "a/b"), 400, "/messages/0/id"),
+        ("POST", "agui/", run_input("t", content=5), 400, "/messages/0/content"),
+        ("POST", "agui/", run_input("t", content=[{"type": "image"}]), 400, "/messages/0/content"),
+        ("POST", "agui/", {**run_input("t"), "messages": None}, 400, "/messages"),
+        ("POST", "agui/", {**run_input("t"), "messages": ["?"]}, 400, "/messages/0"),
+        ("POST", "agui/", run_input("t", tools={}), 400, "/tools"),
+        ("POST", "agui/", run_input("t", resume=[{}]), 400, "/resume/0/interruptId"),
+        ("POST", "agui/", run_input("t", resume=[{"interruptId": "c"}]), 400, "/resume/0/status"),
+        (
+            "POST",
+            "agui/",
+            run_input("t", resume=[{"interruptId": "c", "status": "resolved"}]),
+            400,
+            "/resume/0/payload/approved",
+        ),
+        ("GET", "agui/unknown/", None, 404, ""),
+        ("POST", "ai/", {"messages": [user]}, 400, "/id"),
+        ("POST", "ai/", {"id": "a/b", "messages": [user]}, 400, "/id"),
+        ("POST", "ai/", {"id": "t", "messages": []}, 400, "/messages/-1"),
+        ("POST", "ai/", {"id": "t", "messages": [user], "trigger": "?"}, 400, "/trigger"),
+        ("POST", "ai/", {"id": "t", "message": {**user, "id": ""}}, 400, "/message/id"),
+        ("POST", "ai/", {"id": "t", "message": {**user, "parts": []}}, 400, "/message/parts"),
+        ("POST", "ai/", {"id": "t", "message": {**user, "role": "system"}}, 400, "/message/role"),
+        ("GET", "ai/unknown/stream", None, 404, ""),
+        ("GET", "threads/unknown/", None, 404, ""),
+        ("GET", "threads/unknown/?format=xml", None, 400, "/format"),
+        ("GET", "threads/?cursor=x", None, 400, ""),
+        ("GET", "threads/?limit=0", None, 400, "/limit"),
+        ("PATCH", "threads/unknown/", {"title": "A"}, 404, ""),
+        ("PATCH", "threads/unknown/", {"title": 1}, 400, "/title"),
+        ("DELETE", "threads/unknown/", None, 404, ""),
+        ("POST", "threads/unknown/stop/", None, 404, ""),
+        ("POST", "threads/t/posts/", {"id": "", "content": "Hi"}, 400, "/id"),
+        ("POST", "threads/t/posts/", {"id": "u"}, 400, "/content"),
+        ("DELETE", "threads/unknown/posts/u/", None, 404, ""),
+        ("POST", "threads/unknown/calls/c/", {"result": 1}, 404, ""),
+        ("POST", "threads/unknown/calls/c/", {"approved": "yes"}, 400, "/approved"),
+        ("POST", "threads/unknown/calls/c/", {"approved": True}, 400, "/digest"),
+        ("POST", "threads/unknown/calls/c/", {}, 400, ""),
+        ("PUT", "threads/", None, 405, ""),
+    ]
+    wrong = []
+    for method, address, body, status, path in cells:
+        response = await site.request(method, address, body)
+        told = json.loads(response.content)
+        if (response.status_code, told.get("path")) != (status, path) or set(told) != {
+            "code",
+            "message",
+            "path",
+        }:
+            wrong.append((method, address, body, response.status_code, told))
+    assert not wrong, "\n".join(map(str, wrong))
+    assert site.runs == []
+
+
+async def test_who_may_use_a_chat(chatting: Make) -> None:
+    site = chatting(may_run=lambda request: {"1": True, "2": False}.get(request.headers.get("X-May"), 7.2))
+    wrong = {}
+    for may, owner, status in (("1", None, 401), ("2", "ann", 403), ("3", "ann", 429)):
+        given = {"X-May": may}
+        response = await site.request("POST", "agui/", run_input("t"), owner=owner, **given)
+        if response.status_code != status:
+            wrong[may] = response.status_code
+        if status == 429:
+            assert response.headers["Retry-After"] == "7"
+    assert not wrong
+    assert (await site.request("GET", "threads/", owner=None)).status_code == 401
+
+
+async def test_another_owners_thread_is_unknown(chatting: Make) -> None:
+    site = chatting()
+    await site.post("t", "u1")
+    own = await site.request("GET", "threads/t/")
+    others = await site.request("GET", "threads/t/", owner="bob")
+    unknown = await site.request("GET", "threads/none/", owner="bob")
+    assert (own.status_code, others.status_code) == (200, 404)
+    assert json.loads(others.content)["code"] == json.loads(unknown.content)["code"]
+    assert (await site.json("GET", "threads/", owner="bob"))["threads"] == []
+
+
+async def test_the_owner_is_by_default_the_signed_in_user(chatting: Make) -> None:
+    site = chatting(owner=None)
+    response = await site.request("GET", "threads/", owner=None)
+    assert response.status_code == 401
+    user = User(pk=417, username="ann")
+
+    class SignedIn:
+        def __init__(self, get_response: Any) -> None:
+            self.get_response = get_response
+
+    async def auser() -> User:
+        return user
+
+    from django.test import AsyncRequestFactory
+
+    request = AsyncRequestFactory().post(
+        "/", json.dumps({"id": "u1", "content": "Hi"}), content_type="application/json"
+    )
+    request.auser = auser
+    view = next(each.callback for each in site.chat.urls[0] if each.name == "posts")
+    assert (await view(request, thread="t")).status_code == 201
+    found = await sync_to_async(lambda: site.session("t", "417").posts().items)()
+    assert found[0].author == "user:417"
+
+
+async def test_a_repeat_joins_and_another_message_conflicts(chatting: Make) -> None:
+    site = chatting()
+    await site.post("t", "u1")
+    await _drive(site)
+    first = await site.events("POST", "agui/", run_input("t"))
+    again = await site.events("POST", "agui/", run_input("t"))
+    assert [event["type"] for event in first] == [event["type"] for event in again]
+    assert len((await site.json("GET", "threads/t/"))["messages"]) == 2
+    other = await site.request("POST", "agui/", run_input("t", content="Else"))
+    assert (other.status_code, json.loads(other.content)["code"]) == (409, "idempotency_conflict")
+
+
+async def test_an_idle_thread_is_a_snapshot_and_its_outcome(chatting: Make) -> None:
+    site = chatting()
+    await site.post("t", "u1")
+    await _drive(site)
+    response = await site.request("GET", "agui/t/")
+    assert response.headers["Cache-Control"] == "private, no-store"
+    assert response.headers["X-Accel-Buffering"] == "no"
+    events = events_of(b"".join([part async for part in response.streaming_content]))
+    assert [event["type"] for event in events] == [
+        *("RUN_STARTED", "STATE_SNAPSHOT", "MESSAGES_SNAPSHOT", "RUN_FINISHED"),
+    ]
+    assert events[2]["messages"] == (await site.json("GET", "threads/t/"))["messages"]
+    assert (await site.request("GET", "ai/t/stream")).status_code == 204
+
+
+async def test_the_ai_sdk_gets_its_headers_and_its_end(chatting: Make) -> None:
+    site = chatting()
+    body = {"id": "t", "messages": [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}]}
+    response = await site.request("POST", "ai/", body)
+    assert response.headers["x-vercel-ai-ui-message-stream"] == "v1"
+    await _drive(site)
+    text = b"".join([part async for part in response.streaming_content])
+    assert text.endswith(b"data: [DONE]\n\n")
+    parts = events_of(text)
+    assert [part["type"] for part in parts] == [
+        *("start", "start-step", "text-start", "text-delta", "text-end", "finish-step", "finish"),
+    ]
+    (_, answer) = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+    assert answer["id"] == parts[0]["messageId"]
+
+
+async def test_a_thread_is_listed_renamed_and_deleted(chatting: Make) -> None:
+    site = chatting(title=lambda message: f"About {message['content']}")
+    for number in range(5):
+        await site.post(f"t{number}", f"u{number}", f"topic {number}")
+    found, cursor = [], ""
+    while True:
+        page = await site.json("GET", f"threads/?limit=2&cursor={cursor}")
+        found += page["threads"]
+        if not page["cursor"]:
+            break
+        cursor = page["cursor"]
+    assert [each["id"] for each in found] == ["t4", "t3", "t2", "t1", "t0"]
+    assert found[0]["title"] == "About topic 4"
+    assert [each["id"] for each in (await site.json("GET", "threads/?q=TOPIC 2"))["threads"]] == ["t2"]
+    assert (await site.request("PATCH", "threads/t2/", {"title": "Mine"})).status_code == 200
+    assert (await site.json("GET", "threads/t2/"))["title"] == "Mine"
+    assert (await site.request("DELETE", "threads/t2/")).status_code == 204
+    assert (await site.request("GET", "threads/t2/")).status_code == 404
+
+
+async def test_a_waiting_message_is_listed_and_withdrawn(chatting: Make) -> None:
+    site = chatting()
+    await site.post("t", "u1")
+    thread = await site.json("GET", "threads/t/")
+    assert thread["status"] == "running"
+    assert [each["id"] for each in thread["waiting"]] == ["u1"]
+    assert (await site.request("DELETE", "threads/t/posts/u1/")).status_code == 204
+    assert (await site.request("DELETE", "threads/t/posts/u1/")).status_code == 404
+    thread = await site.json("GET", "threads/t/")
+    assert (thread["status"], thread["waiting"]) == ("idle", [])
+
+
+async def test_an_approval_is_answered_with_its_digest(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        if turn.results:
+            with turn.step() as step:
+                approved = step.use_approval("c")
+                step.say({"role": "tool", "tool_call_id": "c", "content": str(approved.input["euros"])})
+                step.end_turn()
+            return
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "May I?"})
+            step.ask_approval("c", "refund", {"euros": 500}, editable=True)
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    await _drive(site)
+    thread = await site.json("GET", "threads/t/")
+    (call,) = thread["calls"]
+    assert thread["status"] == "waiting"
+    assert (call["id"], call["name"], call["input"]) == ("c", "refund", {"euros": 500})
+    # The client is told of a call that no message makes.
+    assert thread["messages"][-1]["toolCalls"][0]["id"] == "c"
+    wrong = await site.request("POST", "threads/t/calls/c/", {"approved": True, "digest": "0" * 64})
+    assert (wrong.status_code, json.loads(wrong.content)["code"]) == (409, "changed")
+    unknown = await site.request("POST", "threads/t/calls/d/", {"approved": True, "digest": "0" * 64})
+    assert unknown.status_code == 404
+    assert (await site.request("POST", "threads/t/calls/c/", {"result": 1})).status_code == 400
+    edited = {"approved": True, "digest": call["digest"], "input": {"euros": 300}}
+    assert (await site.json("POST", "threads/t/calls/c/", edited))["accepted"] is True
+    assert (await site.json("POST", "threads/t/calls/c/", edited))["accepted"] is False
+    assert len(site.runs) == 2
+    await _drive(site)
+    assert (await site.json("GET", "threads/t/"))["messages"][-1]["content"] == "300"
+
+
+async def test_a_thread_that_has_ended_is_gone(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            step.finish({"answer": 42})
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    await _drive(site)
+    response = await site.request("POST", "agui/", run_input("t", "u2"))
+    assert (response.status_code, json.loads(response.content)["code"]) == (410, "session_ended")
+    assert (await site.events("GET", "agui/t/"))[-1]["result"] == {"answer": 42}
+
+
+def test_a_stream_needs_asgi(chatting: Make) -> None:
+    site = chatting()
+    with override_settings(ROOT_URLCONF=site.urls):
+        client, headers = Client(), {"X-Owner": "ann"}
+        for address, body in (("agui/", run_input("t")), ("ai/", {})):
+            response = client.post(f"/chat/{address}", body, content_type="application/json", headers=headers)
+            assert (response.status_code, response.json()["code"]) == (501, "needs_asgi")
+        assert client.get("/chat/threads/", headers=headers).json() == {"threads": [], "cursor": None}
+
+
+async def test_a_session_authenticated_request_needs_a_csrf_token(chatting: Make) -> None:
+    site = chatting()
+    with override_settings(ROOT_URLCONF=site.urls):
+        client = AsyncClient(enforce_csrf_checks=True)
+        response = await client.post(
+            "/chat/agui/", run_input("t"), content_type="application/json", headers={"X-Owner": "ann"}
+        )
+    assert response.status_code == 403
+
+
+async def test_a_large_request_is_refused(chatting: Make) -> None:
+    site = chatting()
+    with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=100):
+        response = await site.request("POST", "agui/", run_input("t", content="x" * 200))
+    assert (response.status_code, json.loads(response.content)["code"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_the_statements_of_a_message(chatting: Make, begins: bool) -> None:
+    from asgiref.sync import async_to_sync
+
+    site = chatting()
+    if not begins:
+        async_to_sync(site.post)("t", "u0")
+        site.drive("t")
+
+    def opened() -> Any:
+        return async_to_sync(site.request)("POST", "agui/", run_input("t"))
+
+    with CaptureQueriesContext(connections[site.database.alias]) as queries:
+        opened()
+    sent = [
+        query["sql"]
+        for query in queries
+        if not query["sql"].startswith(("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE"))
+    ]
+    # SQLite stores a post with one statement more.
+    expected = (11 if begins else 6) + (site.database.vendor == "sqlite")
+    assert len(sent) <= expected, "\n".join(sql[:150] for sql in sent)
+
+
+def test_a_store_of_the_chat_has_its_database_and_tenant(chatting: Make) -> None:
+    site = chatting()
+    assert site.chat.store(site.database.tenant) == Store(site.database.alias, tenant=site.database.tenant)
+
+
+def _talkative(turn: Any, out: Any) -> None:
+    for number in range(5):
+        out.reasoning(f"{number} ")
+    out.text("One ")
+    out.text("two.")
+    with turn.step() as step:
+        step.say({"role": "assistant", "content": "One two."})
+        step.end_turn()
+
+
+async def _events_with_ids(
+    site: Chatting, address: str, **headers: str
+) -> list[tuple[int | None, dict[str, Any]]]:
+    response = await site.request("GET", address, **headers)
+    text = b"".join([part async for part in response.streaming_content]).decode()
+    found, own_id = [], None
+    for line in text.split("\n"):
+        if line.startswith("id: "):
+            own_id = int(line[4:])
+        elif line.startswith("data: {"):
+            found.append((own_id, json.loads(line[6:])))
+            own_id = None
+    return found
+
+
+async def test_a_client_goes_on_after_any_chunk(chatting: Make) -> None:
+    site = chatting(answer=_talkative)
+    await site.post("t", "u1")
+    await _drive(site)
+    session_id = site.chat.session_id("ann", "t")
+    chunks = await sync_to_async(site.store.streams.read_after)(session_id, 0)
+    wrong = {}
+    for seen in range(1, len(chunks) + 1):
+        followed = await _events_with_ids(site, "agui/t/", **{"Last-Event-ID": str(seen)})
+        deltas = "".join(event["delta"] for _, event in followed if event["type"].endswith("_CONTENT"))
+        expected = "".join(each.chunk["d"] for each in chunks if each.sequence > seen and "d" in each.chunk)
+        types = [event["type"] for _, event in followed]
+        is_framed = types[0] == "RUN_STARTED" and types[-1] == "RUN_FINISHED"
+        if deltas != expected or not is_framed or "MESSAGES_SNAPSHOT" in types:
+            wrong[seen] = (types, deltas, expected)
+    assert not wrong
+
+
+async def test_a_client_that_comes_back_drops_reasoning_that_was_not_stored(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.reasoning("Well")
+        raise ValueError
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    await _drive(site)
+    events = await site.events("GET", "agui/t/")
+    shown = [event["messages"] for event in events if event["type"] == "MESSAGES_SNAPSHOT"]
+    assert [[message["role"] for message in each] for each in shown] == [[], ["assistant"], [], ["user"]]
+    assert events[-1]["type"] == "RUN_ERROR"

@@ -1,0 +1,340 @@
+"""The driver: who takes turns, what is in the stream, and what is stored."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from helix_store import FencedOutError, TurnInterrupted
+from tests.chat.conftest import Chatting
+from tests.databases import CommittedDatabase
+
+Make = Callable[..., Chatting]
+
+
+def _begun(chatting: Chatting, thread: str = "t", content: str = "Hello") -> None:
+    async_to_sync(chatting.post)(thread, "u1", content)
+
+
+def _chunks(chatting: Chatting, thread: str = "t") -> list[dict[str, Any]]:
+    session_id = chatting.chat.session_id("ann", thread)
+    return [each.chunk for each in chatting.store.streams.read_after(session_id, 0)]
+
+
+def _said(chatting: Chatting, thread: str = "t") -> list[tuple[str, Any]]:
+    return [(each["role"], each["content"]) for each in chatting.session(thread).messages()]
+
+
+def test_a_turn_answers_what_is_due_and_nothing_else(chatting: Make) -> None:
+    site = chatting()
+    _begun(site)
+    assert site.drive("t") is True
+    assert _said(site) == [("user", "Hello"), ("assistant", "You said Hello.")]
+    assert site.drive("t") is True
+    assert len(_said(site)) == 2
+    assert [run.status for run in site.store.sessions.list_runs(site.session("t").id)] == ["completed"]
+
+
+def test_nobody_drives_a_thread_that_somebody_drives(chatting: Make) -> None:
+    site = chatting()
+    _begun(site)
+    with site.session("t").turn():
+        assert site.drive("t") is False
+    assert site.drive("t") is True
+
+
+def test_a_message_that_arrives_meanwhile_is_answered_too(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        turns.append(turn.messages()[-1]["content"])
+        if len(turns) == 1:
+            turn.session.post({"role": "user", "content": "And?", "id": "u2"}, key="u2")
+            # This turn does not look again.
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "One."})
+            return
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Two."})
+            step.end_turn()
+
+    turns: list[str] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    assert site.drive("t") is True
+    assert [content for _, content in _said(site)][:3] == ["Hello", "One.", "And?"]
+
+
+def test_ids_in_the_stream_are_stored_and_a_model_does_not_see_them(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        seen.append(turn.messages())
+        out.reasoning("Well")
+        out.text("Yes.")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Yes."})
+            step.end_turn()
+
+    seen: list[Any] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    stored = site.session("t").messages()[-1]
+    assert stored["id"] == next(chunk["m"] for chunk in _chunks(site) if chunk["type"] == "text")
+    assert stored["reasoning"] == "Well"
+    assert seen == [[{"role": "user", "content": "Hello"}]]
+
+
+def test_deltas_are_written_together(chatting: Make) -> None:
+    deltas, seconds = 250, 1.0
+
+    def answer(turn: Any, out: Any) -> None:
+        begun = time.monotonic()
+        for _ in range(deltas):
+            out.text("x")
+            time.sleep(seconds / deltas)  # a model's pace
+        elapsed.append(time.monotonic() - begun)
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "x" * deltas})
+            step.end_turn()
+
+    elapsed: list[float] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    with CaptureQueriesContext(connections[site.database.alias]) as queries:
+        site.drive("t")
+    written = [chunk for chunk in _chunks(site) if chunk["type"] == "text"]
+    assert "".join(chunk["d"] for chunk in written) == "x" * deltas
+    # 25 writes a second. The machine may take longer than the model.
+    assert len(written) <= 25 * elapsed[0] + 3
+    assert len(queries) <= 110
+
+
+@pytest.mark.thorough
+def test_an_answer_of_a_thousand_deltas_costs_110_statements(postgres_db: CommittedDatabase) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        if turn.messages()[-1]["content"] == "long":
+            for _ in range(1000):
+                out.text("x")
+                time.sleep(0.004)  # a model's pace
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "x" * 1000})
+            step.end_turn()
+
+    counts = {}
+    for wish in ("warm", "short", "long"):
+        site = Chatting(postgres_db, answer=answer)
+        _begun(site, content=wish)
+        with CaptureQueriesContext(connections[site.database.alias]) as queries:
+            site.drive("t")
+        sent = [query["sql"] for query in queries if not query["sql"].startswith(("BEGIN", "COMMIT"))]
+        appended = sum("_stream_chunk" in sql and "INSERT" in sql for sql in sent)
+        written = [chunk for chunk in _chunks(site) if chunk["type"] == "text"]
+        # Another thread writes for an agent that has fallen silent.
+        counts[wish] = len(sent) + max(0, len(written) - appended)
+    assert counts["long"] - counts["short"] <= 110
+
+
+def test_the_last_delta_does_not_wait_for_the_next_one(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.text("One ")
+        out.text("two.")
+        until = time.monotonic() + 20
+        while time.monotonic() < until and not is_written():
+            threading.Event().wait(0.01)
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "One two."})
+            step.end_turn()
+
+    def is_written() -> bool:
+        found.append("".join(chunk.get("d", "") for chunk in _chunks(site)))
+        return found[-1] == "One two."
+
+    found: list[str] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    assert found[-1] == "One two."
+
+
+def test_a_stopped_turn_takes_back_what_it_said(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.text("Begun ")
+        site.store.sessions.request_interrupt(turn.session.id, reason="enough")
+        site.store.streams.write_sync(turn.session.id, [{"type": "stop"}])
+        until = time.monotonic() + 20
+        try:
+            while time.monotonic() < until:
+                out.text("more ")
+        except TurnInterrupted as error:
+            errors.append(error)
+            raise
+
+    errors: list[TurnInterrupted] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    assert site.drive("t") is True
+    assert [error.reason for error in errors] == ["enough"]
+    assert [run.status for run in site.store.sessions.list_runs(site.session("t").id)] == ["interrupted"]
+    assert [chunk["type"] for chunk in _chunks(site)][-2:] == ["reset", "end"]
+    assert _said(site) == [("user", "Hello")]
+
+
+def test_a_worker_that_has_lost_the_lock_is_refused(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.text("Begun ")
+        site.store.locks.force_release(turn.session.id)
+        taken.append(site.store.locks.acquire(turn.session.id))
+        until = time.monotonic() + 20
+        try:
+            while time.monotonic() < until:
+                out.text("more ")
+        except FencedOutError as error:
+            errors.append(error)
+            raise
+
+    taken: list[Any] = []
+    errors: list[FencedOutError] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    taken[0].release()
+    assert len(errors) == 1
+    assert _said(site) == [("user", "Hello")]
+
+
+def test_readers_load_a_step_only_if_it_says_something_else(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        wish = turn.messages()[-1]["content"]
+        if wish != "silent":
+            out.text("Yes.")
+            out.tool_call("c", "look", {"a": 1})
+        with turn.step() as step:
+            call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}}
+            calls = {} if wish == "without calls" else {"tool_calls": [call]}
+            content = "No." if wish == "another text" else "Yes."
+            step.say({"role": "assistant", "content": content, **calls})
+            step.end_turn()
+
+    cells = {"the same": False, "silent": False, "another text": True, "without calls": True}
+    wrong = {}
+    for wish, is_loaded in cells.items():
+        site = chatting(answer=answer)
+        _begun(site, content=wish)
+        site.drive("t")
+        commit = next(chunk for chunk in _chunks(site) if chunk["type"] == "commit")
+        if commit["snapshot"] is not is_loaded:
+            wrong[wish] = commit["snapshot"]
+    assert not wrong
+
+
+def test_an_error_takes_back_the_step_and_ends_the_run(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.text("Begun ")
+        raise ValueError("secret")
+
+    site = chatting(answer=answer)
+    _begun(site)
+    assert site.drive("t") is True
+    assert [chunk["type"] for chunk in _chunks(site)][-2:] == ["reset", "end"]
+    assert "secret" not in str(_chunks(site))
+    assert [run.status for run in site.store.sessions.list_runs(site.session("t").id)] == ["failed"]
+
+
+def test_a_rolled_back_step_is_taken_back(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        try:
+            with transaction.atomic(using=site.database.alias):
+                with turn.step() as step:
+                    step.say({"role": "assistant", "content": "Lost."})
+                raise ConnectionError
+        except ConnectionError:
+            pass
+        out.text("Kept.")
+        with transaction.atomic(using=site.database.alias), turn.step() as step:
+            step.say({"role": "assistant", "content": "Kept."})
+            step.end_turn()
+
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    assert _said(site) == [("user", "Hello"), ("assistant", "Kept.")]
+    kinds = [chunk["type"] for chunk in _chunks(site)]
+    assert kinds.count("commit") == 1
+    assert kinds[-1] == "end"
+
+
+async def test_an_answer_can_be_a_coroutine_function(chatting: Make) -> None:
+    async def answer(turn: Any, out: Any) -> None:
+        while turn.is_active:
+            async with out.aagent("helper") as sub:
+                await sub.atext("Helping.")
+            await out.areasoning("Well")
+            await out.atext("Yes.")
+            await out.atool_call("c", "look", {})
+            await out.atool_result("c", 1)
+            async with turn.step() as step:
+                call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+                await step.asay(
+                    {"role": "assistant", "content": "Yes.", "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "c", "content": "1"},
+                )
+                await step.aend_turn()
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    session_id = site.chat.session_id("ann", "t")
+    assert await site.chat.adrive(session_id, tenant=site.database.tenant) is True
+    thread = await site.json("GET", "threads/t/")
+    assert [message["role"] for message in thread["messages"]] == [
+        *("user", "assistant", "reasoning", "assistant", "tool"),
+    ]
+
+
+def test_what_the_client_sends_is_passed_on_untrusted(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        seen.append(turn.client)
+        with turn.step() as step:
+            step.end_turn()
+
+    seen: list[Any] = []
+    site = chatting(answer=answer)
+    tools = [{"name": "confirm", "description": "Ask", "parameters": {}}]
+    run = {
+        "threadId": "t",
+        "runId": "r",
+        "messages": [{"id": "u1", "role": "user", "content": "Hello"}],
+        "tools": tools,
+        "context": [{"description": "page", "value": "home"}],
+        "state": {"a": 1},
+        "forwardedProps": {"b": 2},
+    }
+    async_to_sync(site.request)("POST", "agui/", run)
+    site.drive("t")
+    assert seen[0].tools == tools
+    assert seen[0].context == [{"description": "page", "value": "home"}]
+    assert (seen[0].state, seen[0].forwarded_props) == ({"a": 1}, {"b": 2})
+
+
+@pytest.mark.parametrize("has_progress", [True, False])
+def test_an_agent_that_stores_nothing_is_not_called_for_ever(chatting: Make, has_progress: bool) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        calls.append(1)
+        if not calls[1:]:
+            with turn.step() as step:
+                step.wait_for({"c": {"tool_name": "ask", "input": {}}})
+        elif has_progress:
+            with turn.step() as step:
+                step.end_turn()
+
+    calls: list[int] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    site.store.sessions.submit_tool_result(site.session("t").id, "c", result=1)
+    site.drive("t")
+    assert len(calls) == 2

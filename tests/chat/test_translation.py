@@ -1,0 +1,405 @@
+"""The two pure translations: stored messages and chunks as messages, events and parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from helix_store.contrib.chat import agui, aisdk
+from helix_store.contrib.chat.agui import Events, Outcome
+from helix_store.contrib.chat.aisdk import Call, Parts
+from helix_store.contrib.chat.stored import entries, without_own_keys
+from helix_store.contrib.chat.turns import digest_of, patch
+from helix_store.core.patches import apply_patches
+
+_USER = {"role": "user", "content": "Hi", "id": "u"}
+_CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
+_RESULT = {"role": "tool", "tool_call_id": "c", "content": '{"b": 2}', "id": "r"}
+
+
+def _assistant(content: str = "Yes.", **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "id": "m", **more}
+
+
+def _agui_call(arguments: str = '{"a": 1}') -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
+
+
+AGUI: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "text": (
+        [_USER, _assistant()],
+        [{"id": "u", "role": "user", "content": "Hi"}, {"id": "m", "role": "assistant", "content": "Yes."}],
+    ),
+    "a message without an id": (
+        [{"role": "user", "content": "Hi"}],
+        [{"id": "message-1", "role": "user", "content": "Hi"}],
+    ),
+    "a call and its result": (
+        [_assistant("", tool_calls=[_CALL]), _RESULT],
+        [
+            {"id": "m", "role": "assistant", "content": "", "toolCalls": [_agui_call()]},
+            {"id": "r", "role": "tool", "toolCallId": "c", "content": '{"b": 2}'},
+        ],
+    ),
+    "a result that comes late": (
+        [_assistant("", tool_calls=[_CALL]), {**_assistant("Wait."), "id": "n"}, _RESULT],
+        [
+            {"id": "m", "role": "assistant", "content": "", "toolCalls": [_agui_call()]},
+            {"id": "r", "role": "tool", "toolCallId": "c", "content": '{"b": 2}'},
+            {"id": "n", "role": "assistant", "content": "Wait."},
+        ],
+    ),
+    "reasoning": (
+        [_assistant(reasoning="Well")],
+        [
+            {"id": "m-reasoning", "role": "reasoning", "content": "Well"},
+            {"id": "m", "role": "assistant", "content": "Yes."},
+        ],
+    ),
+    "reasoning after the text": (
+        [
+            _assistant(
+                reasoning="Well",
+                chat={"parts": [{"type": "text", "length": 4}, {"type": "reasoning", "length": 4}]},
+            )
+        ],
+        [
+            {"id": "m", "role": "assistant", "content": "Yes."},
+            {"id": "m-reasoning", "role": "reasoning", "content": "Well"},
+        ],
+    ),
+    "a sub-agent": (
+        [
+            _assistant(
+                chat={
+                    "parts": [
+                        {
+                            "type": "agent",
+                            "agent": {"id": "s", "name": "helper"},
+                            "message": {"role": "assistant", "id": "i", "content": "Done."},
+                        },
+                        {"type": "text", "length": 4},
+                    ]
+                }
+            )
+        ],
+        [
+            {"id": "i", "role": "assistant", "content": "Done.", "subagentRunId": "s"},
+            {"id": "m", "role": "assistant", "content": "Yes."},
+        ],
+    ),
+    "the shape of a handle's example": (
+        [_assistant("", tool_calls=[{"id": "c", "name": "look", "input": {"a": 1}}])],
+        [{"id": "m", "role": "assistant", "content": "", "toolCalls": [_agui_call()]}],
+    ),
+    "the shape of Anthropic": (
+        [
+            {
+                "role": "assistant",
+                "id": "m",
+                "content": [
+                    {"type": "thinking", "thinking": "Well"},
+                    {"type": "text", "text": "Yes."},
+                    {"type": "tool_use", "id": "c", "name": "look", "input": {"a": 1}},
+                ],
+            }
+        ],
+        [
+            {"id": "m-reasoning", "role": "reasoning", "content": "Well"},
+            {"id": "m", "role": "assistant", "content": "Yes.", "toolCalls": [_agui_call()]},
+        ],
+    ),
+    "files of a user": (
+        [
+            {
+                "role": "user",
+                "id": "u",
+                "content": [
+                    {"type": "text", "text": "See"},
+                    {
+                        "type": "image_url",
+                        "image_url": {"url": "https://e.org/a.png"},
+                        "media_type": "image/png",
+                    },
+                ],
+            }
+        ],
+        [
+            {
+                "id": "u",
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "See"},
+                    {
+                        "type": "image",
+                        "source": {"type": "url", "value": "https://e.org/a.png", "mimeType": "image/png"},
+                    },
+                ],
+            }
+        ],
+    ),
+}
+
+
+def test_stored_messages_in_ag_ui() -> None:
+    wrong = {
+        name: found
+        for name, (stored, expected) in AGUI.items()
+        if (found := agui.messages_of(entries(stored))) != expected
+    }
+    assert not wrong
+
+
+_STEP = {"type": "step-start"}
+_TEXT = {"type": "text", "text": "Yes.", "state": "done"}
+_INPUT = {"type": "tool-look", "toolCallId": "c", "input": {"a": 1}}
+_APPROVAL = {"id": "c", "descriptor": {"digest": "d"}}
+_ASKED = Call(id="c", name="look", input={"a": 1}, digest="d", approval="c")
+
+
+def _decided(approved: bool) -> dict[str, Any]:
+    return {**_RESULT, "chat": {"approval": {"id": "c", "approved": approved, "digest": "d"}}}
+
+
+AI: dict[str, tuple[list[dict[str, Any]], dict[str, Call], list[Any]]] = {
+    "text": ([_assistant()], {}, [_STEP, _TEXT]),
+    "reasoning and a call": (
+        [_assistant(reasoning="Well", tool_calls=[_CALL]), _RESULT],
+        {},
+        [
+            _STEP,
+            {"type": "reasoning", "id": "m-reasoning", "text": "Well", "state": "done"},
+            _TEXT,
+            {**_INPUT, "state": "output-available", "output": {"b": 2}},
+        ],
+    ),
+    "two messages of a step": (
+        [
+            _assistant(tool_calls=[_CALL], chat={"step": 1}),
+            _RESULT,
+            {**_assistant("So."), "id": "n", "chat": {"step": 1}},
+        ],
+        {},
+        [
+            *(_STEP, _TEXT, {**_INPUT, "state": "output-available", "output": {"b": 2}}),
+            {"type": "text", "text": "So.", "state": "done"},
+        ],
+    ),
+    "an open call": (
+        [_assistant(tool_calls=[_CALL])],
+        {},
+        [_STEP, _TEXT, {**_INPUT, "state": "input-available"}],
+    ),
+    "an open approval": (
+        [_assistant(tool_calls=[_CALL])],
+        {"c": _ASKED},
+        [_STEP, _TEXT, {**_INPUT, "state": "approval-requested", "approval": _APPROVAL}],
+    ),
+    "an approved call": (
+        [_assistant(tool_calls=[_CALL]), _decided(True)],
+        {},
+        [
+            *(_STEP, _TEXT),
+            {
+                **_INPUT,
+                "state": "output-available",
+                "output": {"b": 2},
+                "approval": {**_APPROVAL, "approved": True},
+            },
+        ],
+    ),
+    "a rejected call": (
+        [_assistant(tool_calls=[_CALL]), _decided(False)],
+        {},
+        [*(_STEP, _TEXT), {**_INPUT, "state": "output-denied", "approval": {**_APPROVAL, "approved": False}}],
+    ),
+    "a failed tool": (
+        [_assistant(tool_calls=[_CALL]), {**_RESULT, "error": "No network"}],
+        {},
+        [*(_STEP, _TEXT), {**_INPUT, "state": "output-error", "errorText": "No network"}],
+    ),
+    "a file and data": (
+        [
+            _assistant(
+                chat={
+                    "parts": [
+                        {"type": "file", "url": "/a", "media_type": "image/png"},
+                        {"type": "data", "name": "n", "value": 1},
+                        {"type": "text", "length": 4},
+                    ]
+                }
+            )
+        ],
+        {},
+        [
+            _STEP,
+            {"type": "file", "url": "/a", "mediaType": "image/png"},
+            {"type": "data-n", "data": 1},
+            _TEXT,
+        ],
+    ),
+}
+
+
+def test_stored_messages_in_the_ai_sdk() -> None:
+    wrong = {}
+    for name, (stored, calls, expected) in AI.items():
+        _, answer = aisdk.messages_of(entries([_USER, *stored]), calls)
+        if answer["parts"] != expected:
+            wrong[name] = answer["parts"]
+    assert not wrong
+
+
+def test_content_that_clients_post_comes_back_as_it_was() -> None:
+    agui_contents: list[Any] = [
+        "Hi",
+        [
+            {"type": "text", "text": "See"},
+            {"type": "image", "source": {"type": "data", "value": "aGk=", "mimeType": "image/png"}},
+            {"type": "document", "source": {"type": "url", "value": "https://e.org/a.pdf"}, "id": "d"},
+        ],
+    ]
+    for content in agui_contents:
+        stored = {"role": "user", "id": "u", "content": agui.posted(content)}
+        assert agui.messages_of(entries([stored]))[0]["content"] == content
+    ai_parts: list[list[dict[str, Any]]] = [
+        [{"type": "text", "text": "Hi"}],
+        [
+            {"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,aGk=", "filename": "a"},
+            {"type": "text", "text": "See"},
+        ],
+    ]
+    for parts in ai_parts:
+        stored = {"role": "user", "id": "u", "content": aisdk.posted(parts)}
+        assert aisdk.messages_of(entries([stored]), {})[0]["parts"] == parts
+
+
+def test_a_model_sees_no_keys_of_the_chat() -> None:
+    stored = _assistant(reasoning="Well", chat={"reasoning": True, "step": 1})
+    assert without_own_keys(stored) == {"role": "assistant", "content": "Yes."}
+    own = _assistant(reasoning="Mine", chat={"step": 1})
+    assert without_own_keys(own) == {"role": "assistant", "content": "Yes.", "reasoning": "Mine"}
+
+
+def test_a_patch_leads_from_one_state_to_the_other() -> None:
+    states: list[Any] = [
+        {},
+        {"a": 1, "b": {"c": [1]}},
+        {"a": True, "b": {"c": [1, 2], "d/e~f": None}},
+        {"b": {}},
+        {"a": 1.0},
+    ]
+    wrong = []
+    for before in states:
+        for after in states:
+            operations = list(patch(before, after))
+            if digest_of(apply_patches(before, operations)) != digest_of(after):
+                wrong.append((before, after, operations))
+            if (not operations) is not (digest_of(before) == digest_of(after)):
+                wrong.append((before, after, operations))
+    assert not wrong
+
+
+# --- Chunks ------------------------------------------------------------------------------------------
+
+_STREAMED: list[dict[str, Any]] = [
+    {"type": "run"},
+    {"type": "step", "n": 1},
+    {"type": "reasoning", "m": "m", "i": 0, "d": "Well"},
+    {"type": "text", "m": "m", "i": 0, "d": "Ye"},
+    {"type": "text", "m": "m", "i": 0, "d": "s."},
+    {"type": "input", "m": "m", "c": "c", "name": "look", "d": '{"a": 1}'},
+    {"type": "call", "m": "m", "c": "c"},
+    {"type": "result", "m": "r", "c": "c", "content": '{"b": 2}'},
+    {
+        "type": "commit",
+        "snapshot": False,
+        "received": [],
+        "asked": [],
+        "said": [{"id": "m", "role": "assistant"}, {"id": "r", "role": "tool", "call": "c"}],
+    },
+]
+_STORED = [_USER, _assistant(reasoning="Well", tool_calls=[_CALL], chat={"step": 1}), _RESULT]
+
+
+def _events(stored: Sequence[dict[str, Any]], chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    events = Events("t", "r", held=[("u", "user")], now=lambda: 1, digest=digest_of)
+    found = [events.started(), *events.snapshot(entries(stored), [], {})]
+    for chunk in chunks:
+        found += events.take(chunk, entries(stored), [], {}, has_thread=chunk["type"] in ("run", "reset"))
+    return [*found, *events.finished(Outcome())]
+
+
+def test_chunks_in_ag_ui() -> None:
+    assert [event["type"] for event in _events([_USER], _STREAMED)] == [
+        *("RUN_STARTED", "STATE_SNAPSHOT", "MESSAGES_SNAPSHOT", "STEP_STARTED"),
+        *("REASONING_START", "REASONING_MESSAGE_START", "REASONING_MESSAGE_CONTENT"),
+        *("REASONING_MESSAGE_END", "REASONING_END"),
+        *("TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_CONTENT"),
+        *("TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_END", "TEXT_MESSAGE_END", "TOOL_CALL_RESULT"),
+        *("STEP_FINISHED", "RUN_FINISHED"),
+    ]
+
+
+def test_a_message_of_calls_alone_is_an_empty_text_first() -> None:
+    chunks = [chunk for chunk in _STREAMED if chunk["type"] not in ("reasoning", "text")]
+    types = [event["type"] for event in _events([_USER], chunks)]
+    at = types.index("TOOL_CALL_START")
+    assert types[at - 2 : at] == ["TEXT_MESSAGE_START", "TEXT_MESSAGE_END"]
+
+
+def test_what_a_snapshot_has_is_not_streamed_again() -> None:
+    types = [event["type"] for event in _events(_STORED, _STREAMED)]
+    assert types == [
+        *("RUN_STARTED", "STATE_SNAPSHOT", "MESSAGES_SNAPSHOT"),
+        *("STEP_STARTED", "STEP_FINISHED", "RUN_FINISHED"),
+    ]
+
+
+def test_a_step_that_is_taken_back_is_followed_by_what_is_stored() -> None:
+    events = _events([_USER], [*_STREAMED[:5], {"type": "reset"}])
+    shown = [event["messages"] for event in events if event["type"] == "MESSAGES_SNAPSHOT"]
+    # A client drops reasoning only after it has taken it for an answer.
+    assert shown[1:] == [
+        [],
+        [{"id": "m-reasoning", "role": "assistant", "content": ""}],
+        [],
+        [{"id": "u", "role": "user", "content": "Hi"}],
+    ]
+
+
+def _parts(stored: Sequence[dict[str, Any]], chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    parts = Parts(after="u")
+    found = list(parts.begin(entries(stored), {}))
+    for chunk in chunks:
+        found += parts.take(chunk, entries(stored), {}, has_thread=chunk["type"] == "run")
+    return [*found, *parts.finished(Outcome())]
+
+
+def test_chunks_in_the_ai_sdk() -> None:
+    assert [part["type"] for part in _parts([_USER], _STREAMED)] == [
+        *("start", "start-step", "reasoning-start", "reasoning-delta", "reasoning-end"),
+        *("text-start", "text-delta", "text-delta", "text-end"),
+        *("tool-input-start", "tool-input-delta", "tool-input-available", "tool-output-available"),
+        *("finish-step", "finish"),
+    ]
+
+
+def test_a_stored_answer_is_replayed_as_it_was_streamed() -> None:
+    live, replayed = _parts([_USER], _STREAMED), _parts(_STORED, [])
+    assert live[0] == replayed[0]
+    merged = [
+        part["type"] for part in live if part["type"] != "tool-input-start" and "Delta" not in str(part)
+    ]
+    assert [each for each in merged if each != "text-delta"] == [
+        part["type"] for part in replayed if part["type"] != "text-delta"
+    ]
+
+
+def test_a_step_that_fails_is_reset_before_its_error() -> None:
+    parts = Parts(after="u")
+    found = list(parts.begin(entries([_USER]), {}))
+    for chunk in [*_STREAMED[1:5], {"type": "reset"}]:
+        found += parts.take(chunk)
+    found += parts.finished(Outcome(kind="error", message="No."))
+    assert [part["type"] for part in found][-2:] == ["reset-step", "error"]

@@ -1,0 +1,296 @@
+"""Effects in turns: the lock, the run, the caller's transaction, signals, and workers that are gone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.dispatch import Signal
+
+from helix_store import (
+    ConflictError,
+    EffectUnknown,
+    InMemoryStore,
+    NoOpLockManager,
+    NotSupportedOnBackend,
+    TurnInterrupted,
+)
+from helix_store.signals import effect_unknown, session_answered
+from tests.cells import for_each
+from tests.databases import CommittedDatabase
+from tests.handles.worlds import World, database_world
+
+APPROVED: dict[str, Any] = {"approved": True, "approval_id": "call", "actor": "ann"}
+
+
+@pytest.fixture
+def own_world(world: World) -> World:
+    if world.is_foreign:
+        pytest.skip("a third party's store has no effects")
+    return world
+
+
+@pytest.fixture
+def database(committed_db: CommittedDatabase) -> World:
+    return database_world(committed_db, is_foreign=False)
+
+
+@contextlib.contextmanager
+def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    calls: list[dict[str, Any]] = []
+
+    def receive(**kwargs: Any) -> None:
+        calls.append(kwargs)
+
+    signal.connect(receive)
+    try:
+        yield calls
+    finally:
+        signal.disconnect(receive)
+
+
+def leave_started(world: World, effect_id: str = "pay", **call: Any) -> None:
+    """Enter an effect and never leave it, like a worker that is killed. Only the lock is released."""
+    turn = world.turn(world.session())
+    turn.__enter__()
+    turn.effect(effect_id, **call).__enter__()
+    assert turn._lock is not None
+    turn._lock.release()
+
+
+def test_an_effect_knows_the_run_and_the_step(own_world: World) -> None:
+    session = own_world.new_session()
+    with own_world.turn(session) as turn:
+        with turn.effect("pay", tool_name="pay", input=[7]) as effect:
+            effect.done("A-1")
+        with turn.step() as step:
+            step.say({"role": "tool", "tool_call_id": "pay", "content": effect.result})
+        with turn.effect("mail") as later:
+            later.done()
+    assert turn.run is not None
+    assert (effect.run_id, effect.step_count) == (turn.run.run_id, 1)
+    assert later.step_count == 2
+    assert own_world.own.list_runs("session")[0].status == "completed"
+
+
+def test_the_next_turn_stops_at_an_effect_of_a_dead_worker(own_world: World) -> None:
+    own_world.new_session()
+    leave_started(own_world, tool_name="pay")
+    with heard(effect_unknown) as told:
+        with own_world.turn(own_world.session()) as turn:
+            with turn.effect("pay", tool_name="pay"):
+                pytest.fail("the block ran")
+            pytest.fail("the turn went on")
+        assert [(each["session_id"], each["effect_id"]) for each in told] == [("session", "pay")]
+    run = own_world.own.list_runs("session")[0]
+    assert (run.status, run.completion_reason) == ("interrupted", "effect:pay")
+    assert own_world.loaded().status == "active"
+    assert own_world.own.settle_effect("session", "pay", done=True, result="by hand")
+    with own_world.turn(own_world.session()) as turn, turn.effect("pay", tool_name="pay") as effect:
+        assert (effect.is_done, effect.result) == (True, "by hand")
+
+
+def test_a_caller_may_catch_it_but_the_turn_is_over(own_world: World) -> None:
+    own_world.new_session()
+    leave_started(own_world)
+    with own_world.turn(own_world.session()) as turn:
+        with pytest.raises(EffectUnknown) as unknown, turn.effect("pay"):
+            pytest.fail("the block ran")
+        assert not turn.is_active
+        for call in (turn.step, lambda: turn.effect("other")):
+            with pytest.raises(TurnInterrupted) as again:
+                call()
+            assert again.value is unknown.value
+
+
+@for_each("options", [{"retry": True}, {"reconcile": lambda effect: effect.not_done()}])
+def test_a_dead_workers_effect_can_be_attempted_again(own_world: World, options: dict[str, Any]) -> None:
+    own_world.new_session()
+    leave_started(own_world)
+    with own_world.turn(own_world.session()) as turn, turn.effect("pay", **options) as effect:
+        assert effect.attempt == 2
+        effect.done()
+
+
+def test_an_approval_survives_the_death_of_its_worker(own_world: World) -> None:
+    session = own_world.new_session()
+    with own_world.turn(session) as turn, turn.step() as step:
+        step.ask_approval("call", "pay", {"amount": 7})
+    own_world.store.submit_tool_result("session", "call", **APPROVED)
+    leave_started(own_world, "call", approval=True)
+    with own_world.turn(own_world.session()) as turn, turn.effect("call", approval=True):
+        pytest.fail("the block ran")
+    own_world.own.settle_effect("session", "call", done=False)
+    with own_world.turn(own_world.session()) as turn:
+        assert turn.results["call"]["approved"] is True
+        with turn.effect("call", approval=True) as effect:
+            assert (effect.input, effect.actors, effect.attempt) == ({"amount": 7}, ["ann"], 2)
+            effect.done()
+        with turn.step() as step:
+            step.finish()
+
+
+def test_an_effect_needs_an_active_turn(own_world: World) -> None:
+    session = own_world.new_session()
+    turn = own_world.turn(session)
+    with pytest.raises(ConflictError):
+        turn.effect("early")
+    with turn:
+        late = turn.effect("late")
+        with turn.step() as step:
+            step.finish()
+        with pytest.raises(ConflictError):
+            turn.effect("ended")
+        with pytest.raises(ConflictError), late:
+            pytest.fail("the block ran")
+    with pytest.raises(ConflictError):
+        turn.effect("over")
+    assert own_world.own.list_effects("session").items == []
+
+
+def test_one_thread_of_a_turn_attempts_an_effect(own_world: World) -> None:
+    # The store cannot tell whether a lock of another kind is held.
+    with own_world.new_session().turn(locks=NoOpLockManager()) as turn, turn.effect("pay") as effect:
+        for _ in range(2):
+            with pytest.raises(ConflictError, match="Another thread"), turn.effect("pay", retry=True):
+                pytest.fail("the block ran")
+        effect.done()
+    assert own_world.own.list_effects("session").items[0].attempt == 1
+
+
+def test_an_effect_may_begin_in_an_open_step(own_world: World) -> None:
+    with own_world.turn(own_world.new_session()) as turn, turn.step() as step:
+        with turn.effect("pay") as effect:
+            effect.done(7)
+        step.say({"role": "assistant", "content": str(effect.result)})
+    assert step.commit is not None
+
+
+def test_a_third_partys_store_has_no_effects(world: World) -> None:
+    if not world.is_foreign:
+        pytest.skip("this store has effects")
+    with world.turn(world.new_session()) as turn, pytest.raises(NotSupportedOnBackend):
+        turn.effect("pay").__enter__()
+
+
+# Settling wakes
+
+
+def test_settling_announces_a_session_that_can_go_on(own_world: World) -> None:
+    session = own_world.new_session()
+    for effect_id in ("first", "second"):
+        with pytest.raises(ZeroDivisionError), session.effect(effect_id):
+            raise ZeroDivisionError
+    with heard(session_answered) as told:
+        own_world.own.settle_effect("session", "first", done=True)
+        assert told == []
+        own_world.own.settle_effect("session", "second", done=False)
+        assert [each["session_id"] for each in told] == ["session"]
+        own_world.own.settle_effect("session", "second", done=True)
+        assert len(told) == 1
+
+
+@for_each("status", ["completed", "failed", "waiting"])
+def test_settling_announces_no_session_that_cannot_go_on(own_world: World, status: str) -> None:
+    session = own_world.new_session()
+    with pytest.raises(ZeroDivisionError), session.effect("pay"):
+        raise ZeroDivisionError
+    if status == "waiting":
+        with session.step() as step:
+            step.wait_for({"call": {"tool_name": "ask"}})
+    else:
+        own_world.store.update_status("session", status)
+    with heard(session_answered) as told:
+        assert own_world.own.settle_effect("session", "pay", done=True)
+    assert told == []
+
+
+def test_a_settled_effect_ends_the_rest_of_a_session(own_world: World) -> None:
+    session = own_world.new_session()
+    with own_world.turn(session) as turn:
+        with pytest.raises(ZeroDivisionError), turn.effect("pay"):
+            raise ZeroDivisionError
+        with turn.step() as step:
+            step.end_turn()
+    with own_world.turn(own_world.session()) as turn:
+        assert turn.run is None
+        with pytest.raises(ConflictError, match="rest=False"):
+            turn.effect("pay")
+    own_world.own.settle_effect("session", "pay", done=True)
+    with own_world.turn(own_world.session()) as turn:
+        assert turn.is_active
+
+
+# The caller's transaction
+
+
+def test_no_effect_begins_in_a_transaction(database: World) -> None:
+    session = database.new_session()
+    with transaction.atomic(using=database.own.alias), pytest.raises(ConflictError, match="transaction"):
+        session.effect("pay").__enter__()
+    with (
+        database.turn(session) as turn,
+        transaction.atomic(using=database.own.alias),
+        turn.step(),
+        pytest.raises(ConflictError, match="transaction"),
+    ):
+        turn.effect("pay").__enter__()
+    assert database.own.list_effects("session").items == []
+
+
+def test_no_effect_begins_in_a_transaction_in_memory() -> None:
+    store = InMemoryStore()
+    session = store.new_session("session", agent_type="agent")
+    with store.transaction(), pytest.raises(ConflictError, match="transaction"):
+        session.effect("pay").__enter__()
+
+
+def test_a_result_commits_with_the_callers_rows(database: World) -> None:
+    session = database.new_session()
+    with session.effect("pay") as effect:
+        with transaction.atomic(using=database.own.alias):
+            effect.done("A-1")
+            assert effect.result == "A-1"
+        assert effect.is_done
+    assert database.own.list_effects("session").items[0].result == "A-1"
+
+
+def _rolled_back(session: Any, block: Any) -> None:
+    with session.effect("pay") as effect:
+        with contextlib.suppress(ZeroDivisionError), block():
+            effect.done("A-1")
+            raise ZeroDivisionError
+        assert (effect.is_done, effect.result) == (False, None)
+
+
+def test_a_result_that_was_rolled_back_was_never_stored(database: World) -> None:
+    session = database.new_session()
+    with pytest.raises(ConflictError, match="neither"):
+        _rolled_back(session, lambda: transaction.atomic(using=database.own.alias))
+    assert database.own.list_effects("session").items[0].state == "unknown"
+
+
+def test_a_result_that_was_rolled_back_in_memory_was_never_stored() -> None:
+    store = InMemoryStore()
+    session = store.new_session("session", agent_type="agent")
+    with pytest.raises(ConflictError, match="neither"):
+        _rolled_back(session, store.transaction)
+    assert store.sessions.list_effects("session").items[0].state == "unknown"
+
+
+def test_the_async_form(own_world: World) -> None:
+    session = own_world.new_session()
+
+    async def work() -> None:
+        async with own_world.turn(session) as turn:
+            async with turn.effect("pay") as effect:
+                await effect.adone(7)
+            async with turn.step() as step:
+                await step.asay({"role": "assistant", "content": str(effect.result)})
+
+    async_to_sync(work)()
+    assert own_world.own.list_effects("session").items[0].result == 7

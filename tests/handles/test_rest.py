@@ -1,0 +1,174 @@
+"""A session whose last turn ended with `end_turn` is at rest until something arrives for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.test.utils import CaptureQueriesContext
+
+from helix_store import ConflictError, Store
+from tests.cells import for_each
+from tests.databases import CommittedDatabase
+from tests.handles.worlds import World
+
+HELLO = {"role": "user", "content": "hello"}
+ANSWER = {"role": "assistant", "content": "hello"}
+
+
+@pytest.fixture
+def own_world(world: World) -> World:
+    if world.is_foreign:
+        pytest.skip("a session on a third party's store is never at rest")
+    return world
+
+
+def rested(world: World) -> Any:
+    """Return a session whose last turn ended with `end_turn`."""
+    session = world.new_session()
+    session.say(HELLO)
+    with world.turn(session) as turn:
+        with turn.step() as step:
+            step.say(ANSWER)
+        with turn.step() as step:
+            step.end_turn()
+    return session
+
+
+def test_a_turn_on_a_session_at_rest_is_not_active(own_world: World) -> None:
+    session = rested(own_world)
+    before = own_world.contents()
+    with session.turn() as turn:
+        assert not turn.is_active
+        assert (turn.run, turn.recovered, turn.stopped_by, turn.fencing_token) == (None, None, None, None)
+        assert turn.state.step_count == 2
+        assert [message["content"] for message in turn.messages()] == ["hello", "hello"]
+        assert not own_world.locks.is_locked(session.id)
+        calls: tuple[Callable[[], object], ...] = (
+            turn.step,
+            turn.receive,
+            lambda: turn.tokens(model="m", prompt=1),
+        )
+        for call in calls:
+            with pytest.raises(ConflictError, match="rest=False"):
+                call()
+    assert own_world.contents() == before
+
+
+async def test_a_turn_on_a_session_at_rest_is_not_active_in_an_event_loop(own_world: World) -> None:
+    await own_world.store.acreate_session("session", agent_type="agent")
+    session = own_world.session()
+    async with session.turn() as turn, turn.step() as step:
+        await step.aend_turn()
+    async with session.turn() as turn:
+        assert not turn.is_active
+        with pytest.raises(ConflictError, match="rest=False"):
+            turn.step()
+    async with session.turn(rest=False) as turn, turn.step() as step:
+        await step.aend_turn()
+    assert (await session.aload()).step_count == 2
+
+
+def _post_later(world: World, session: Any) -> None:
+    session.post(HELLO, not_before=datetime.now(UTC) + timedelta(hours=1))
+
+
+def _ask_and_answer(world: World, session: Any) -> None:
+    world.own.add_pending_tool_calls(session.id, {"call": {"tool_name": "ask"}})
+    world.own.submit_tool_result(session.id, "call", result=1)
+
+
+def _take_a_step(world: World, session: Any) -> None:
+    with session.step() as step:
+        step.say(ANSWER)
+
+
+def _interrupt(world: World, session: Any) -> None:
+    world.own.request_interrupt(session.id, kind="interrupt")
+
+
+def _rewind(world: World, session: Any) -> None:
+    _, checkpoint = world.own.list_checkpoints(session.id).items
+    session.rewind(checkpoint.checkpoint_id)
+
+
+def _fail(world: World, session: Any) -> None:
+    with pytest.raises(ZeroDivisionError), session.turn(rest=False), pytest.raises(ValueError, match="x"):
+        raise ZeroDivisionError
+
+
+def _die(world: World, session: Any) -> None:
+    session.turn(rest=False).__enter__()
+    world.locks.force_release(session.id)
+
+
+@for_each(
+    ("arrives", "is_active"),
+    [
+        (lambda world, session: session.post(HELLO), True),
+        (lambda world, session: session.say(HELLO), True),
+        (_ask_and_answer, True),
+        (_take_a_step, True),
+        (_rewind, True),
+        (_fail, True),
+        (_die, True),
+        (_post_later, False),
+        (_interrupt, False),
+        (lambda world, session: session.update(lambda state: setattr(state, "title", "hello")), False),
+    ],
+)
+def test_a_session_is_at_rest_until_something_arrives(
+    own_world: World, arrives: Callable[[World, Any], object], is_active: bool
+) -> None:
+    session = rested(own_world)
+    arrives(own_world, session)
+    with session.turn() as turn:
+        assert turn.is_active is is_active
+        if is_active:
+            with turn.step() as step:
+                step.end_turn()
+    with session.turn() as turn:
+        assert not turn.is_active
+
+
+def test_a_new_session_and_its_branches_are_not_at_rest(own_world: World) -> None:
+    session = rested(own_world)
+    session.branch(new_session_id="branch")
+    for handle in (own_world.session("branch"), own_world.new_session("other")):
+        with handle.turn() as turn:
+            assert turn.is_active
+
+
+def test_rest_may_be_left_out(own_world: World) -> None:
+    session = rested(own_world)
+    with session.turn(rest=False) as turn, turn.step() as step:
+        step.say(ANSWER)
+        step.end_turn()
+    assert own_world.loaded().step_count == 3
+
+
+def test_the_turn_names_the_run_of_a_dead_worker(own_world: World) -> None:
+    session = own_world.new_session()
+    dead = session.turn().__enter__()
+    assert dead.recovered is None
+    own_world.locks.force_release(session.id)
+    with session.turn() as turn:
+        assert turn.recovered is not None
+        assert dead.run is not None
+        assert turn.recovered.run_id == dead.run.run_id
+        with turn.step() as step:
+            step.finish()
+    with session.turn() as turn:
+        assert turn.recovered is None
+
+
+def test_a_turn_at_rest_takes_one_statement(committed_db: CommittedDatabase) -> None:
+    session = Store(committed_db.alias, tenant=committed_db.tenant).new_session("session", agent_type="agent")
+    with session.turn() as turn, turn.step() as step:
+        step.end_turn()
+    with CaptureQueriesContext(committed_db.connection) as captured, session.turn() as turn:
+        assert not turn.is_active
+    statements = [each["sql"] for each in captured if not each["sql"].startswith(("PREPARE", "SET "))]
+    assert len(statements) == 1

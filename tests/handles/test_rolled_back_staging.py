@@ -1,0 +1,59 @@
+"""Changes that the caller's own savepoint rolls back, and handles that are copied."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+from django.db import transaction
+
+from helix_store.exceptions import ConflictError
+from helix_store.stores import DatabaseStateStore, Store
+from tests.databases import CommittedDatabase
+from tests.handles.worlds import World
+
+CHANGES: Final[dict[str, Any]] = {"merge_changes": {"n": 1}}
+
+
+class _RolledBack(Exception):
+    """The caller's own error."""
+
+
+def _stage_and_roll_back(alias: str, step: Any) -> None:
+    with pytest.raises(_RolledBack), transaction.atomic(using=alias):
+        step.stage("call", **CHANGES)
+        raise _RolledBack
+
+
+@pytest.mark.parametrize("is_outermost", [True, False])
+def test_a_change_that_the_caller_rolled_back_is_not_blamed_on_another_worker(
+    committed_db: CommittedDatabase, is_outermost: bool
+) -> None:
+    alias = committed_db.alias
+    store = Store(alias, tenant=committed_db.tenant)
+    session = store.new_session("session", agent_type="agent")
+    with pytest.raises(ConflictError, match=r"Your transaction or savepoint .* 'call'"):
+        if is_outermost:
+            with session.step() as step:
+                _stage_and_roll_back(alias, step)
+        else:
+            with transaction.atomic(using=alias), session.step() as step:
+                _stage_and_roll_back(alias, step)
+    with transaction.atomic(using=alias), session.step() as step:
+        _stage_and_roll_back(alias, step)
+        step.stage("call", **CHANGES)
+    state = DatabaseStateStore(alias, tenant=committed_db.tenant).load_state("session")
+    assert state is not None
+    assert (state.step_count, state.custom_state) == (1, {"n": 1})
+
+
+def test_a_handle_that_is_copied_says_what_to_pass_instead(world: World) -> None:
+    session = world.new_session()
+    copies: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, pickle.dumps]
+    for copied in copies:
+        for handle in (session, session.step(), world.turn(session)):
+            with pytest.raises(TypeError, match="pass the session id"):
+                copied(handle)

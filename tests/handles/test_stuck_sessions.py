@@ -1,0 +1,525 @@
+"""Sessions that cannot go on are found, with the reason, and announced when they can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from django.apps import apps
+from django.db import connections
+from django.test.utils import override_settings
+
+from helix_store import (
+    InMemoryStore,
+    InvalidQuery,
+    SessionHandle,
+    Store,
+    StuckSession,
+    aannounce_ready,
+    afind_stuck,
+    announce_due_posts,
+    announce_ready,
+    find_stuck,
+    signals,
+)
+from helix_store.core import moments
+from helix_store.engine.database import Database
+from helix_store.models import Effect, Lock, Run, Session
+from helix_store.stores.conditions import CONDITIONS, conditions_of
+from helix_store.testing.usage.base import tokens
+from tests.cells import for_each
+from tests.databases import ALIASES, CommittedDatabase
+
+AnyStore = Store | InMemoryStore
+
+MESSAGE: Final = {"role": "user", "content": "hello"}
+HOUR: Final = timedelta(hours=1)
+
+
+class Broken(Exception):
+    """An error of the agent."""
+
+
+# What is portable on PostgreSQL, is all that SQLite has.
+@pytest.fixture(params=["memory", *ALIASES, *(f"{name} portable" for name in ALIASES if name == "postgres")])
+def store(request: pytest.FixtureRequest) -> Iterator[AnyStore]:
+    name, _, form = request.param.partition(" ")
+    with override_settings(HELIX_STORE={"FAST_PATHS": not form}):
+        if name == "memory":
+            yield InMemoryStore(tenant="tenant")
+        else:
+            database: CommittedDatabase = request.getfixturevalue(f"{name}_db")
+            yield Store(database.alias, tenant=database.tenant)
+
+
+@pytest.fixture
+def stored(committed_db: CommittedDatabase) -> Store:
+    """A store in a database."""
+    return Store(committed_db.alias, tenant=committed_db.tenant)
+
+
+@pytest.fixture
+def ready() -> Iterator[list[tuple[str, str]]]:
+    """What `session_ready` said: session and reason."""
+    said: list[tuple[str, str]] = []
+
+    def receive(session_id: str, reason: str, **_: Any) -> None:
+        said.append((session_id, reason))
+
+    signals.session_ready.connect(receive)
+    yield said
+    assert signals.session_ready.disconnect(receive)
+
+
+def crash(store: AnyStore, session_id: str) -> None:
+    with pytest.raises(Broken), store.session(session_id).turn() as turn, turn.step():
+        raise Broken
+
+
+def go_on(store: AnyStore, session_id: str) -> None:
+    with store.session(session_id).turn() as turn, turn.step() as step:
+        step.say(MESSAGE)
+
+
+def abandon(store: AnyStore, session_id: str) -> str:
+    """Start the run of a worker that dies, and whose lock has ended."""
+    lock = store.locks.acquire(session_id)
+    assert lock is not None
+    run = store.sessions.start_run(session_id, fencing_token=lock.fencing_token)
+    lock.release()
+    return run.run_id
+
+
+def spend(store: AnyStore, session_id: str) -> None:
+    at = int(moments.now().timestamp() * 1_000)
+    store.usage.record_entries([tokens(session_id, prompt=20, total=20, timestamp=at)])
+
+
+def stop_by_budget(store: AnyStore, session_id: str, name: str = "budget") -> None:
+    store.budgets.set_budget(name, scope="tree", value=session_id, limit_tokens=10)
+    spend(store, session_id)
+    with store.session(session_id).turn() as turn, turn.step():
+        pytest.fail("The budget allows the step.")
+
+
+def conditions(store: AnyStore, **options: Any) -> list[tuple[str, str, str | None]]:
+    found = store.find_stuck(**{"conditions": CONDITIONS, **options})
+    assert all(each.tenant == store.tenant for each in found)
+    return [(each.session_id, each.condition, each.detail) for each in found]
+
+
+# --- The conditions ----------------------------------------------------------------------------------
+
+
+def test_a_session_whose_newest_run_failed_is_crashed(store: AnyStore) -> None:
+    for session_id in ("crashed", "recovered", "ended", "new"):
+        store.new_session(session_id, agent_type="agent")
+    for session_id in ("crashed", "recovered", "ended"):
+        crash(store, session_id)
+    go_on(store, "recovered")
+    store.sessions.update_status("ended", "failed")
+    (found,) = store.find_stuck()
+    run = store.sessions.list_runs("crashed")[0]
+    assert run.ended_at is not None
+    assert found == StuckSession(
+        session_id="crashed",
+        tenant=store.tenant,
+        condition="crashed",
+        since=run.ended_at,
+        detail="Broken",
+        run_id=run.run_id,
+    )
+
+
+def test_an_earlier_run_that_fails_late_does_not_hide_the_newest_one(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    store.sessions.start_run("session", "first")
+    store.sessions.start_run("session", "second", supersede=True)
+    store.sessions.update_run("session", "first", status="failed")
+    assert conditions(store) == []
+    store.sessions.update_run("session", "second", status="failed", completion_reason="Late")
+    store.sessions.update_run("session", "first", status="completed")
+    assert conditions(store) == [("session", "crashed", "Late")]
+
+
+def test_a_run_whose_id_is_taken_does_not_hide_a_crash(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    crash(store, "session")
+    with pytest.raises(Exception, match="is taken"):
+        store.sessions.start_run("session", store.sessions.list_runs("session")[0].run_id)
+    assert conditions(store) == [("session", "crashed", "Broken")]
+
+
+def test_a_session_whose_worker_is_gone_is_abandoned(store: AnyStore) -> None:
+    for session_id in ("abandoned", "driven", "without lock", "ended"):
+        store.new_session(session_id, agent_type="agent")
+    run_id = abandon(store, "abandoned")
+    abandon(store, "ended")
+    store.sessions.update_status("ended", "failed")
+    store.sessions.start_run("without lock")
+    with store.session("driven").turn():
+        (found,) = store.find_stuck()
+    run = store.sessions.get_current_run("abandoned")
+    assert run is not None
+    assert (found.session_id, found.condition, found.run_id) == ("abandoned", "abandoned", run_id)
+    assert found.since == run.started_at
+    go_on(store, "abandoned")
+    assert conditions(store) == []
+
+
+def test_an_abandoned_session_counts_from_the_end_of_its_lock(stored: Store) -> None:
+    stored.new_session("session", agent_type="agent")
+    lock = stored.locks.acquire("session")
+    assert lock is not None
+    stored.sessions.start_run("session", fencing_token=lock.fencing_token)
+    assert stored.find_stuck() == []
+    ended_at = moments.now() - timedelta(seconds=1)
+    Lock.objects.using(stored.alias).filter(tenant=stored.tenant).update(expires_at=ended_at)
+    (found,) = stored.find_stuck()
+    assert (found.condition, found.since) == ("abandoned", ended_at)
+
+
+def test_a_session_is_over_budget_until_its_budget_has_room(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    stop_by_budget(store, "session")
+    assert conditions(store) == [("session", "over_budget", "budget")]
+    store.budgets.set_budget("budget", scope="tree", value="session", limit_tokens=100)
+    assert conditions(store) == []
+    store.budgets.set_budget("budget", scope="tree", value="session", limit_tokens=10)
+    assert conditions(store) == [("session", "over_budget", "budget")]
+    store.budgets.delete_budget("budget")
+    assert conditions(store) == []
+
+
+_SCOPES: Final = {
+    "tenant": {},
+    "tree": {"value": "session"},
+    "user": {"value": "ada"},
+    "each user": {"scope": "user"},
+    "agent type": {"scope": "agent_type", "value": "agent"},
+    "each agent type": {"scope": "agent_type"},
+}
+
+
+@for_each(("name", "period"), [(name, period) for name in _SCOPES for period in ("total", "day", "month")])
+def test_budgets_of_every_scope_and_period(stored: Store, name: str, period: str) -> None:
+    budget = {"scope": name.replace(" ", "_"), **_SCOPES[name], "period": period}
+    stored = Store(stored.alias, tenant=f"{stored.tenant} {name} {period}")
+    stored.new_session("session", agent_type="agent", user_id="ada")
+    stored.budgets.set_budget("budget", limit_tokens=10, **budget)
+    spend(stored, "session")
+    with stored.session("session").turn() as turn, turn.step():
+        pytest.fail("The budget allows the step.")
+    assert [each.detail for each in stored.find_stuck(conditions=["over_budget"])] == ["budget"]
+
+
+def test_a_step_that_would_not_fit_is_over_budget(stored: Store) -> None:
+    stored.new_session("session", agent_type="agent")
+    stop_by_budget(stored, "session")
+    runs = Run.objects.using(stored.alias).filter(session__tenant=stored.tenant)
+    for refused, limit, is_over in ((5, 24, True), (5, 25, False), (0, 20, True), (0, 21, False)):
+        stored.budgets.set_budget("budget", scope="tree", value="session", limit_tokens=limit)
+        runs.update(refused_tokens=refused)
+        assert bool(stored.find_stuck()) is is_over, (refused, limit)
+
+
+def _effect(store: Store, session_id: str, effect_id: str, sequence: int, **columns: Any) -> None:
+    key = Session.objects.using(store.alias).get(tenant=store.tenant, session_id=session_id).pk
+    values = {"state": "unknown", "started_at": moments.now(), **columns}
+    Effect.objects.using(store.alias).create(
+        session_id=key, effect_id=effect_id, sequence=sequence, input="{}", digest="", **values
+    )
+
+
+def test_unknown_effects_are_found_once_for_each_session(stored: Store) -> None:
+    for session_id in ("unknown", "started", "held", "settled"):
+        stored.new_session(session_id, agent_type="agent")
+    _effect(stored, "unknown", "first", 1, state="done")
+    _effect(stored, "unknown", "second", 2, run_id="run")
+    _effect(stored, "unknown", "third", 3)
+    lock = stored.locks.acquire("held")
+    assert lock is not None
+    _effect(stored, "held", "held", 1, state="started", fencing_token=lock.fencing_token)
+    _effect(stored, "started", "gone", 1, state="started", fencing_token=1)
+    _effect(stored, "settled", "settled", 1, state="not_done")
+    assert conditions(stored) == [
+        ("unknown", "effect_unknown", "second"),
+        ("started", "effect_unknown", "gone"),
+    ]
+    lock.release()
+    assert ("held", "effect_unknown", "held") in conditions(stored)
+
+
+def test_a_session_with_a_due_post_is_unanswered(store: AnyStore) -> None:
+    for session_id in ("due", "driven", "asks", "later"):
+        store.new_session(session_id, agent_type="agent")
+    with store.session("asks").turn() as turn, turn.step() as step:
+        step.wait_for({"call": {"tool_name": "ask"}})
+    store.sessions.post_message("later", MESSAGE, not_before=moments.now() + HOUR)
+    for session_id in ("due", "asks"):
+        store.sessions.post_message(session_id, MESSAGE)
+    with store.session("driven").turn():
+        store.sessions.post_message("driven", MESSAGE)
+        found = store.find_stuck()
+    assert [(each.session_id, each.condition) for each in found] == [("due", "unanswered")]
+
+
+def test_a_session_with_open_calls_is_waiting(store: AnyStore) -> None:
+    for session_id in ("waiting", "answered"):
+        store.new_session(session_id, agent_type="agent")
+        with store.session(session_id).turn() as turn, turn.step() as step:
+            step.wait_for({"one": {"tool_name": "refund"}, "two": {"tool_name": "ask"}})
+    for call_id in ("one", "two"):
+        store.sessions.submit_tool_result("answered", call_id, result="yes")
+    assert store.find_stuck() == []
+    assert conditions(store) == [("waiting", "waiting", "ask, refund")]
+
+
+def test_a_session_whose_adapter_waits_is_waiting(stored: Store) -> None:
+    stored.new_session("session", agent_type="agent")
+    Session.objects.using(stored.alias).filter(tenant=stored.tenant).update(waiting_kind="interrupt:1")
+    assert conditions(stored) == [("session", "waiting", "interrupt")]
+
+
+def test_the_migration_marks_what_had_stopped_before_it(stored: Store) -> None:
+    for session_id in ("crashed", "recovered", "over", "ended"):
+        stored.new_session(session_id, agent_type="agent")
+    for session_id in ("crashed", "recovered", "ended"):
+        crash(stored, session_id)
+    go_on(stored, "recovered")
+    stop_by_budget(stored, "over")
+    stored.sessions.update_status("ended", "failed")
+    before = stored.find_stuck()
+    rows = Session.objects.using(stored.alias).filter(tenant=stored.tenant)
+    rows.update(stopped_by=None, stopped_at=None)
+    assert stored.find_stuck() == []
+    migration = import_module("helix_store.migrations.0017_stuck_sessions")
+    migration.mark_stopped_sessions(apps, SimpleNamespace(connection=connections[stored.alias]))
+    assert stored.find_stuck() == before
+    assert {each.session_id for each in before} == {"crashed", "over"}
+    assert rows.get(session_id="ended").stopped_by is None
+
+
+# --- The call ----------------------------------------------------------------------------------------
+
+
+def test_the_longest_come_first_and_the_limit_counts_all_conditions(stored: Store) -> None:
+    ids = ["a", "b", "c", "d"]
+    for session_id in ids:
+        stored.new_session(session_id, agent_type="agent")
+    crash(stored, "c")
+    abandon(stored, "a")
+    stored.sessions.post_message("d", MESSAGE)
+    crash(stored, "b")
+    assert [each.session_id for each in stored.find_stuck()] == ["c", "a", "d", "b"]
+    assert [each.session_id for each in stored.find_stuck(limit=2)] == ["c", "a"]
+    assert [each.session_id for each in stored.find_stuck(conditions={"crashed"})] == ["c", "b"]
+    assert stored.find_stuck(conditions=[]) == []
+
+
+def test_young_conditions_are_left_out(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    crash(store, "session")
+    store.sessions.post_message("session", MESSAGE)
+    assert len(store.find_stuck(older_than=timedelta(0))) == 2
+    assert store.find_stuck(older_than=HOUR) == []
+
+
+def test_old_conditions_are_found(stored: Store) -> None:
+    stored.new_session("session", agent_type="agent")
+    crash(stored, "session")
+    long_ago = moments.now() - 2 * HOUR
+    Session.objects.using(stored.alias).filter(tenant=stored.tenant).update(stopped_at=long_ago)
+    assert len(stored.find_stuck(older_than=HOUR)) == 1
+    assert stored.find_stuck(older_than=3 * HOUR) == []
+
+
+def test_all_tenants_are_searched_by_default(stored: Store) -> None:
+    other = Store(stored.alias, tenant=f"{stored.tenant} other")
+    for each in (stored, other):
+        each.new_session("session", agent_type="agent")
+        crash(each, "session")
+    tenants = {each.tenant for each in find_stuck(using=stored.alias, limit=1_000)}
+    assert {stored.tenant, other.tenant} <= tenants
+    (found,) = find_stuck(using=stored.alias, tenant=other.tenant)
+    assert found.tenant == other.tenant
+
+
+_WRONG: Final[tuple[dict[str, Any], ...]] = (
+    {"conditions": "crashed"},
+    {"conditions": ["asleep"]},
+    {"conditions": 3},
+    {"conditions": [[]]},
+    {"older_than": 60},
+    {"older_than": timedelta(seconds=-1)},
+    {"limit": 0},
+    {"limit": "many"},
+)
+
+
+@for_each("options", _WRONG)
+def test_wrong_arguments_are_refused(store: AnyStore, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidQuery):
+        store.find_stuck(**options)
+
+
+def test_async_twins(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    crash(store, "session")
+    assert asyncio.run(store.afind_stuck()) == store.find_stuck()
+
+
+def test_async_twins_of_a_database(stored: Store, ready: list[tuple[str, str]]) -> None:
+    stored.new_session("session", agent_type="agent")
+    abandon(stored, "session")
+    found = asyncio.run(afind_stuck(using=stored.alias, tenant=stored.tenant))
+    assert found == stored.find_stuck()
+    assert asyncio.run(aannounce_ready(using=stored.alias, tenant=stored.tenant)) == 1
+    assert ready == [("session", "abandoned")]
+
+
+def test_the_condition_to_show_is_read_for_many_sessions_at_once(stored: Store) -> None:
+    for session_id in ("crashed", "both", "fine", "over", "asks"):
+        stored.new_session(session_id, agent_type="agent")
+    crash(stored, "crashed")
+    crash(stored, "both")
+    _effect(stored, "both", "effect", 1)
+    stop_by_budget(stored, "over")
+    with stored.session("asks").turn() as turn, turn.step() as step:
+        step.wait_for({"call": {"tool_name": "ask"}})
+    keys = dict(
+        Session.objects.using(stored.alias).filter(tenant=stored.tenant).values_list("pk", "session_id")
+    )
+    found = conditions_of(Database(stored.alias, stored.tenant), list(keys))
+    assert {keys[key]: stuck.condition for key, stuck in found.items()} == {
+        "crashed": "crashed",
+        "both": "effect_unknown",
+        "over": "over_budget",
+        "asks": "waiting",
+    }
+
+
+# --- Wake-ups ----------------------------------------------------------------------------------------
+
+
+def test_sessions_that_can_go_on_are_announced(stored: Store, ready: list[tuple[str, str]]) -> None:
+    for session_id in ("abandoned", "over", "raised", "crashed", "effect", "settled"):
+        stored.new_session(session_id, agent_type="agent")
+    abandon(stored, "abandoned")
+    crash(stored, "crashed")
+    for session_id in ("over", "raised"):
+        stop_by_budget(stored, session_id, session_id)
+    stored.budgets.set_budget("raised", scope="tree", value="raised", limit_tokens=100)
+    for session_id, state in (("effect", "unknown"), ("settled", "not_done")):
+        stored.sessions.start_run(session_id, "run")
+        stored.sessions.update_run(session_id, "run", status="interrupted", completion_reason="effect:charge")
+        _effect(stored, session_id, "charge", 1, state=state)
+    arguments: dict[str, Any] = {"using": stored.alias, "tenant": stored.tenant}
+    assert announce_ready(**arguments) == 3
+    assert set(ready) == {("abandoned", "abandoned"), ("raised", "budget"), ("settled", "effect")}
+    # Nobody has listened.
+    assert announce_ready(**arguments) == 3
+    with stored.session("abandoned").turn():
+        assert announce_ready(**arguments) == 2
+    go_on(stored, "raised")
+    go_on(stored, "settled")
+    assert announce_ready(**arguments) == 0
+
+
+def test_all_tenants_are_announced_by_default(stored: Store, ready: list[tuple[str, str]]) -> None:
+    session_id = f"session of {stored.tenant}"
+    stored.new_session(session_id, agent_type="agent")
+    abandon(stored, session_id)
+    assert announce_ready(using=stored.alias, limit=1_000) >= 1
+    assert (session_id, "abandoned") in ready
+    with pytest.raises(InvalidQuery):
+        announce_ready(using=stored.alias, limit=0)
+
+
+def test_ready_sessions_take_turns(stored: Store, ready: list[tuple[str, str]]) -> None:
+    ids = [f"session-{number}" for number in range(5)]
+    for session_id in ids:
+        stored.new_session(session_id, agent_type="agent")
+        abandon(stored, session_id)
+    for _ in range(10):
+        assert announce_ready(using=stored.alias, tenant=stored.tenant, limit=2) == 2
+    said = [session_id for session_id, _ in ready]
+    assert said[:5] == ids
+    assert min(Counter(said).values()) >= 3
+
+
+def test_sessions_with_due_posts_take_turns(stored: Store) -> None:
+    ids = [f"session-{number}" for number in range(5)]
+    for session_id in ids:
+        stored.new_session(session_id, agent_type="agent")
+        stored.sessions.post_message(session_id, MESSAGE)
+    said: list[str] = []
+
+    def receive(session_id: str, **_: Any) -> None:
+        said.append(session_id)
+
+    signals.session_posted.connect(receive)
+    try:
+        for _ in range(10):
+            assert announce_due_posts(using=stored.alias, tenant=stored.tenant, limit=2) == 2
+    finally:
+        assert signals.session_posted.disconnect(receive)
+    assert said[:5] == ids
+    assert min(Counter(said).values()) >= 3
+
+
+def test_a_session_that_is_being_written_is_not_waited_for(postgres_db: CommittedDatabase) -> None:
+    store = Store(postgres_db.alias, tenant=postgres_db.tenant)
+    store.new_session("session", agent_type="agent")
+    abandon(store, "session")
+    with postgres_db.second_connection() as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(
+            f"SELECT 1 FROM {Session._meta.db_table} WHERE tenant = %s FOR NO KEY UPDATE", [store.tenant]
+        )
+        with postgres_db.connection.cursor() as own:
+            own.execute("SET lock_timeout = '2s'")
+        try:
+            assert announce_ready(using=store.alias, tenant=store.tenant, limit=1) == 1
+        finally:
+            with postgres_db.connection.cursor() as own:
+                own.execute("RESET lock_timeout")
+        cursor.execute("ROLLBACK")
+
+
+def test_a_post_that_a_dead_worker_received_is_found(stored: Store, ready: list[tuple[str, str]]) -> None:
+    stored.new_session("session", agent_type="agent")
+    stored.sessions.post_message("session", MESSAGE)
+    lock = stored.locks.acquire("session")
+    assert lock is not None
+    stored.sessions.receive_posts("session", fencing_token=lock.fencing_token)
+    stored.sessions.start_run("session", fencing_token=lock.fencing_token)
+    lock.release()
+    assert announce_due_posts(using=stored.alias, tenant=stored.tenant) == 0
+    assert announce_ready(using=stored.alias, tenant=stored.tenant) == 1
+    assert ready == [("session", "abandoned")]
+
+
+class DyingHandle(SessionHandle):
+    """The handle of a worker that ends right after it has received posts."""
+
+    def _receive(self, *arguments: Any) -> Any:
+        super()._receive(*arguments)
+        raise KeyboardInterrupt
+
+
+def test_a_worker_that_dies_while_it_receives_leaves_a_run(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent").post(MESSAGE)
+    with pytest.raises(KeyboardInterrupt):
+        DyingHandle(store, "session").turn().__enter__()
+    assert store.session("session").messages() == [MESSAGE]
+    assert [stuck.condition for stuck in store.find_stuck()] == ["abandoned"]
+    with store.session("session").turn() as turn:
+        assert turn.recovered is not None
+        assert turn.messages() == [MESSAGE]
