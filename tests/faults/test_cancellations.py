@@ -8,7 +8,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -74,6 +74,14 @@ def in_every_thread(call: Callable[[], R]) -> list[R]:
 
     calls = [executor.submit(in_one) for _ in range(together.parties)]
     return [each.result() for each in calls]
+
+
+def prepared(alias: str, call: str) -> AbstractContextManager[object]:
+    """A block for the rows that a call needs: one transaction, because a commit for each row would take long.
+
+    An effect cannot begin in a transaction, so the calls of effects are prepared in commits of their own.
+    """
+    return nullcontext() if "effect" in call else transaction.atomic(using=alias)
 
 
 @contextmanager
@@ -171,9 +179,8 @@ def test_a_cancelled_call_ends_before_its_caller_is_told(committed_db: Committed
             number = 0
             while True:
                 made = CommittedDatabase(alias=committed_db.alias, tenant=fresh_tenant())
-                # In one transaction: a commit for each row of the preparation takes most of the time.
-                # Threads of ASYNC_THREADS are not part of it.
-                with override_settings(HELIX_STORE=prepared_with), transaction.atomic(using=made.alias):
+                # Threads of ASYNC_THREADS are not part of the preparation's transaction.
+                with override_settings(HELIX_STORE=prepared_with), prepared(made.alias, call):
                     form = async_form(face, call, Faces(made))
                 if form is None:
                     trial.count("not called by its method")
