@@ -110,7 +110,7 @@ class Definition:
         )
 
 
-class Standing(NamedTuple):
+class Balance(NamedTuple):
     """A budget with one of its counters at one moment, and the total that other sessions hold."""
 
     definition: Definition
@@ -178,9 +178,9 @@ def checked_estimate(usd: Any, tokens: Any, default: Amounts) -> Amounts:
     return Amounts(*(amount if each is None else each for each, amount in zip(given, default, strict=True)))
 
 
-def require_allowed(standing: Standing, estimate: Amounts) -> None:
+def require_allowed(balance: Balance, estimate: Amounts) -> None:
     """Raise `BudgetExceeded` if a limit has been reached, or if the estimate does not fit."""
-    of, spent, held = standing.definition, standing.spent, standing.held
+    of, spent, held = balance.definition, balance.spent, balance.held
     if of.limit_usd is not None and _is_exceeded(of.limit_usd, spent.usd + held.usd, estimate.usd):
         amounts = map(cost_from_units, (of.limit_usd, spent.usd, held.usd))
         raise BudgetExceeded(of.name, *amounts)
@@ -194,12 +194,12 @@ def _is_exceeded(limit: int, used: int, estimate: int) -> bool:
     return used >= limit or used + estimate > limit
 
 
-def status_of(standing: Standing) -> BudgetStatus:
-    of, spent, held = standing.definition, standing.spent, standing.held
-    term = start_of(of.period, standing.at)
+def status_of(balance: Balance) -> BudgetStatus:
+    of, spent, held = balance.definition, balance.spent, balance.held
+    term = start_of(of.period, balance.at)
     return BudgetStatus(
         name=of.name,
-        value=standing.value or None,
+        value=balance.value or None,
         limit_usd=_dollars(of.limit_usd),
         limit_tokens=of.limit_tokens,
         spent_usd=cost_from_units(spent.usd),
@@ -326,7 +326,7 @@ def _of_values(is_sqlite: bool) -> str:
             WHERE b.id = %(key)s ORDER BY {_SPENT} DESC, c.value LIMIT %(limit)s OFFSET %(offset)s"""
 
 
-def _standings(source: Callable[[bool], str], *others: str, order: str = "b.name, b.counted") -> Statement:
+def _balances(source: Callable[[bool], str], *others: str, order: str = "b.name, b.counted") -> Statement:
     """Return budgets with their definition, current counter and live holds, and the database's time.
 
     ``others`` are additional columns.
@@ -345,7 +345,7 @@ def _standings(source: Callable[[bool], str], *others: str, order: str = "b.name
     )
 
 
-STANDINGS_OF_KEYS: Final = _standings(
+BALANCES_OF_KEYS: Final = _balances(
     _of_keys,
     f"(SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})",
     "CAST(h.holds AS text)",
@@ -354,9 +354,9 @@ STANDINGS_OF_KEYS: Final = _standings(
 """These columns are followed by the key of the caller's session, all holds as they are stored, and the key of
 the counter that stores them.
 """
-STANDING_OF_NAME: Final = _standings(_of_name)
-STANDINGS_OF_ROWS: Final = for_keys(_standings(_of_rows, "b.id", "b.value_count", order="b.id"))
-STANDINGS_OF_VALUES: Final = _standings(_of_values, order=f"{_SPENT} DESC, b.counted")
+BALANCE_OF_NAME: Final = _balances(_of_name)
+BALANCES_OF_ROWS: Final = for_keys(_balances(_of_rows, "b.id", "b.value_count", order="b.id"))
+BALANCES_OF_VALUES: Final = _balances(_of_values, order=f"{_SPENT} DESC, b.counted")
 
 
 def _lock(clock: Clock) -> str:
@@ -529,18 +529,18 @@ class DatabaseBudgets(DatabaseOperations):
         _counters_of(self.db, name).delete()
         return self._rows.filter(name=name).delete()[0] > 0
 
-    def standing(self, name: str, value: str | None) -> Standing:
+    def balance(self, name: str, value: str | None) -> Balance:
         """Return the budget and its counter now. Raises `NotFoundError` and `InvalidPayload`."""
         parameters = {"tenant": self.db.tenant, "name": name, "value": value or ""}
-        for row in self.db.read(STANDING_OF_NAME, parameters):
-            standing, _, _ = standing_of(row)
-            return standing._replace(value=standing.definition.counted(value))
+        for row in self.db.read(BALANCE_OF_NAME, parameters):
+            balance, _, _ = balance_of(row)
+            return balance._replace(value=balance.definition.counted(value))
         raise unknown_budget(name)
 
-    def standings(self, keys: Sequence[Key]) -> list[Standing]:
+    def balances(self, keys: Sequence[Key]) -> list[Balance]:
         """Return the budgets with one of these keys."""
-        rows = self.db.read(STANDINGS_OF_KEYS, self._given(keys))
-        return [standing_of(row)[0] for row in rows]
+        rows = self.db.read(BALANCES_OF_KEYS, self._given(keys))
+        return [balance_of(row)[0] for row in rows]
 
     def hold(
         self, keys: Sequence[Key], session_id: str, fencing_token: int, estimate: Amounts
@@ -550,7 +550,7 @@ class DatabaseBudgets(DatabaseOperations):
         If a budget refuses it, the session holds nothing new. Raises `FencedOutError` and `SessionNotFound`.
         """
         given = self._given(keys, session_id)
-        rows = self.db.read(STANDINGS_OF_KEYS, given)
+        rows = self.db.read(BALANCES_OF_KEYS, given)
         try:
             held = self._hold(given, rows, session_id, fencing_token, estimate)
         except BudgetExceeded as exc:
@@ -563,7 +563,7 @@ class DatabaseBudgets(DatabaseOperations):
         has_own_hold = any(f'"{row[_OWN]}"' in (row[_HOLDS] or "") for row in rows)
         if not rows or (not has_own_hold and not any(estimate)):
             for row in rows:
-                require_allowed(standing_of(row)[0], estimate)
+                require_allowed(balance_of(row)[0], estimate)
             return None
 
         def hold(call: Call) -> Hold | None:
@@ -600,12 +600,12 @@ class DatabaseBudgets(DatabaseOperations):
         changes = []
         for row in rows:
             own = row[_OWN]
-            standing, counter, holds = standing_of(row, own=own)
-            require_allowed(standing, estimate)
+            balance, counter, holds = balance_of(row, own=own)
+            require_allowed(balance, estimate)
             # The new value omits the holds of workers that died.
             holds[str(own)] = [fencing_token, *estimate]
             stored = row[_HOLDER_POSITION], row[_STORED_HOLDS]
-            changes.append([counter, *standing.spent, *stored, json.dumps(holds)])
+            changes.append([counter, *balance.spent, *stored, json.dumps(holds)])
         # The session may have been deleted in the meantime.
         if not changes or own is None:
             return None
@@ -618,7 +618,7 @@ class DatabaseBudgets(DatabaseOperations):
         rows: Rows = []
         for _ in range(_ATTEMPTS):
             locked = {key for (key,) in self.db.write(LOCK_COUNTERS, given)}
-            rows = self.db.read(STANDINGS_OF_KEYS, given)
+            rows = self.db.read(BALANCES_OF_KEYS, given)
             if all(_are_locked(row, locked) for row in rows):
                 return rows
             # A counter does not exist before its first step, or before the first step of a period.
@@ -664,7 +664,7 @@ class DatabaseBudgets(DatabaseOperations):
             may_stop = record is not None and record()
             if held is None and not any(estimate) and self.db.is_postgresql and not may_stop:
                 return Reservation(is_checked=False)
-            rows = self.db.read(STANDINGS_OF_KEYS, given)
+            rows = self.db.read(BALANCES_OF_KEYS, given)
             hold, refusal = None, None
             try:
                 hold = self._renewed(given, rows, fencing_token, estimate)
@@ -681,7 +681,7 @@ class DatabaseBudgets(DatabaseOperations):
     ) -> Hold | None:
         if not any(estimate):
             for row in rows:
-                require_allowed(standing_of(row, own=row[_OWN])[0], estimate)
+                require_allowed(balance_of(row, own=row[_OWN])[0], estimate)
             return None
         held = self._hold_as_read(rows, fencing_token, estimate)
         return held or self._hold_as_read(self._locked_rows(given), fencing_token, estimate)
@@ -721,15 +721,13 @@ def _time_of(rows: Rows) -> datetime | None:
     return as_utc(rows[0][_TIME]) if rows else None
 
 
-def standing_of(
-    row: tuple[Any, ...], *, own: int | None = None
-) -> tuple[Standing, int, dict[str, list[int]]]:
-    """Return a row's standing, the key of its counter, and the live holds of others."""
+def balance_of(row: tuple[Any, ...], *, own: int | None = None) -> tuple[Balance, int, dict[str, list[int]]]:
+    """Return a row's balance, the key of its counter, and the live holds of others."""
     counted, counter, usd, tokens, text, at = row[6:12]
     holds: dict[str, list[int]] = json.loads(text) if text else {}
     holds.pop(str(own), None)
     held = sum(map(_amounts_of, holds.values()), NOTHING)
-    return Standing(_definition(*row[:6]), counted, Amounts(usd, tokens), held, as_utc(at)), counter, holds
+    return Balance(_definition(*row[:6]), counted, Amounts(usd, tokens), held, as_utc(at)), counter, holds
 
 
 def _amounts_of(hold: Any) -> Amounts:
@@ -873,8 +871,8 @@ def sums_of(db: Database, name: str) -> dict[tuple[str, str], Amounts]:
         for each in found:
             counted = each[column] if column else definition.value
             period = period_of(definition.period, each["start"]) if since else ""
-            place = (counted, period)
-            sums[place] = sums.get(place, NOTHING) + Amounts(each["usd"], each["tokens"])
+            counter = (counted, period)
+            sums[counter] = sums.get(counter, NOTHING) + Amounts(each["usd"], each["tokens"])
     return sums
 
 
@@ -951,17 +949,17 @@ class MemoryBudgets:
         with self._scope.lock:
             return self._table.budgets.pop(name, None) is not None
 
-    def standing(self, name: str, value: str | None) -> Standing:
+    def balance(self, name: str, value: str | None) -> Balance:
         with self._scope.lock:
             stored = self._table.budgets.get(name)
             if stored is None:
                 raise unknown_budget(name)
-            return self._standing(stored.definition, stored.definition.counted(value), None)
+            return self._balance(stored.definition, stored.definition.counted(value), None)
 
-    def standings(self, keys: Sequence[Key], own: str | None = None) -> list[Standing]:
+    def balances(self, keys: Sequence[Key], own: str | None = None) -> list[Balance]:
         with self._scope.lock:
             return [
-                self._standing(stored.definition, key.counted, own)
+                self._balance(stored.definition, key.counted, own)
                 for _, stored in sorted(self._table.budgets.items())
                 for key in keys
                 if (key.scope, key.value) == (stored.definition.scope, stored.definition.value)
@@ -971,16 +969,16 @@ class MemoryBudgets:
         self, keys: Sequence[Key], session_id: str, fencing_token: int, estimate: Amounts
     ) -> Reservation:
         with self._scope.lock:
-            found = self.standings(keys, session_id)
+            found = self.balances(keys, session_id)
             try:
-                for standing in found:
-                    require_allowed(standing, estimate)
+                for balance in found:
+                    require_allowed(balance, estimate)
             except BudgetExceeded as exc:
                 return Reservation(refusal=exc, at=moments.now())
             if not (found and any(estimate)):
                 return Reservation(bool(found), at=moments.now())
             self._scope.check_guard(self._scope.require(session_id), Guard(fencing_token=fencing_token))
-            counters = [_counter(standing) for standing in found]
+            counters = [_counter(balance) for balance in found]
             for counter in counters:
                 self._table.holds.setdefault(counter, {})[session_id] = fencing_token, estimate
         return Reservation(hold=Hold(session_id, fencing_token, counters), at=moments.now())
@@ -1012,32 +1010,32 @@ class MemoryBudgets:
                 if hold.owner in held and held[hold.owner][0] == hold.fencing_token:
                     del held[hold.owner]
 
-    def _standing(self, definition: Definition, counted: str, own: str | None) -> Standing:
-        standing = Standing(definition, counted, NOTHING, NOTHING, moments.now())
+    def _balance(self, definition: Definition, counted: str, own: str | None) -> Balance:
+        balance = Balance(definition, counted, NOTHING, NOTHING, moments.now())
         key = Key(definition.scope, definition.value, counted)
-        period = period_of(definition.period, standing.at)
+        period = period_of(definition.period, balance.at)
         entries = (spent_on(stored.entry, stored.spender) for stored in self._ledger.all())
         spent = (
             Amounts(each.usd, each.tokens)
             for each in entries
             if key in keys_of(each.spender) and each.day.startswith(period)
         )
-        holds = self._table.holds.get(_counter(standing), {}).items()
+        holds = self._table.holds.get(_counter(balance), {}).items()
         held = (
             amounts
             for session_id, (token, amounts) in holds
             if session_id != own and self._is_live(session_id, token)
         )
-        return standing._replace(spent=sum(spent, NOTHING), held=sum(held, NOTHING))
+        return balance._replace(spent=sum(spent, NOTHING), held=sum(held, NOTHING))
 
     def _is_live(self, session_id: str, token: int) -> bool:
         lock = self._locks.get(session_id)
         return lock is not None and lock.lasts and lock.token == token
 
 
-def _counter(standing: Standing) -> _Counter:
-    of = standing.definition
-    return of.name, standing.value
+def _counter(balance: Balance) -> _Counter:
+    of = balance.definition
+    return of.name, balance.value
 
 
 class BudgetStoreBase:
@@ -1089,7 +1087,7 @@ class BudgetStoreBase:
         `NotFoundError`, and `InvalidPayload` if such a budget has no ``value``.
         """
         name, chosen = validation.identifier(name, "name"), validation.user_id(value, "value")
-        return status_of(self._backend.standing(name, chosen))
+        return status_of(self._backend.balance(name, chosen))
 
     aset_budget = async_twin(set_budget)
     aget_budget = async_twin(get_budget)

@@ -122,7 +122,7 @@ def row_level_security() -> bool:
     return isinstance(value, dict) and value.get("ROW_LEVEL_SECURITY") is True
 
 
-class Form(NamedTuple):
+class Features(NamedTuple):
     """The forms of the statements that a database receives."""
 
     tells_tenant: bool = False
@@ -133,21 +133,21 @@ class Form(NamedTuple):
     has_fast_writes: bool = False
 
 
-PORTABLE: Final = Form()
+PORTABLE: Final = Features()
 
 
-def form(database: Mapping[str, Any]) -> Form:
+def features(database: Mapping[str, Any]) -> Features:
     """Return the forms for PostgreSQL, according to the settings and the entry in ``DATABASES``."""
     given = configured()
     if given.get("ROW_LEVEL_SECURITY") is True:
-        return Form(tells_tenant=True, is_citus=is_citus(database))
-    return _form(bool(given.get("FAST_PATHS", True)), is_citus(database))
+        return Features(tells_tenant=True, is_citus=is_citus(database))
+    return _features(bool(given.get("FAST_PATHS", True)), is_citus(database))
 
 
 @functools.cache
-def _form(is_fast: bool, is_distributed: bool) -> Form:
+def _features(is_fast: bool, is_distributed: bool) -> Features:
     # Every call needs one, and making it costs a microsecond.
-    return Form(False, is_distributed, is_fast, is_fast and not is_distributed)
+    return Features(False, is_distributed, is_fast, is_fast and not is_distributed)
 
 
 def run_error_details() -> bool:

@@ -345,7 +345,7 @@ def delete_usage(db: Database, entries: QuerySet[UsageRow]) -> int:
         rows = db.execute(deletion(text), parameters)
         if any(is_counted is None for is_counted, *_ in rows):
             raise UnsupportedIsolation
-        if rows and db.enter().form.is_citus:
+        if rows and db.enter().features.is_citus:
             require_current_reads(db)
         spent = _spent_of(row for row in rows if row[0])
         deleted: int = sum(row[1] for row in rows)

@@ -198,7 +198,7 @@ class Answer(SessionAction):
     name = "answer"
     label = _("Answer")
     needs_open_session = True
-    has_own_place = True
+    is_in_section = True
     form = AnswerForm
     help = "Answer an open tool call of a session: decide an approval, or give a result or an error."
     example = 'trip-1 result \'{"booking": "JL 5"}\''

@@ -57,7 +57,7 @@ class Settle(SessionAction):
     label = _("Settle")
     model = Effect
     permission = "settle"
-    has_own_place = True
+    is_in_section = True
     form = SettleForm
     help = "Settle an effect of which nobody knows whether it happened."
     example = 'trip-1 call-2 done --result \'{"receipt": "A-17"}\''

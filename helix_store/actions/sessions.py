@@ -85,7 +85,7 @@ class Action:
     guard: ClassVar[str | None] = None
     is_destructive: ClassVar[bool] = False
     warning: ClassVar[StrOrPromise] = ""
-    has_own_place: ClassVar[bool] = False
+    is_in_section: ClassVar[bool] = False
     """If true, a section of the session page offers the action; otherwise it is a button at the top."""
 
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
@@ -290,7 +290,7 @@ class Abort(Interrupt):
 class ClearInterrupt(SessionAction):
     name = "clear-interrupt"
     label = _("Withdraw the request to stop")
-    has_own_place = True
+    is_in_section = True
 
     def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
         if store.clear_interrupt(session_id):
@@ -444,7 +444,7 @@ class KeepForm(forms.Form):
 class Restore(SessionAction):
     name = "restore"
     label = _("Restore")
-    has_own_place = True
+    is_in_section = True
     form = CheckpointForm
     guard = "version"
     is_destructive = True
@@ -479,7 +479,7 @@ class Restore(SessionAction):
 class Branch(SessionAction):
     name = "branch"
     label = _("Branch")
-    has_own_place = True
+    is_in_section = True
     form = BranchForm
 
     def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
@@ -509,7 +509,7 @@ class Branch(SessionAction):
 class PruneCheckpoints(SessionAction):
     name = "prune-checkpoints"
     label = _("Prune checkpoints")
-    has_own_place = True
+    is_in_section = True
     model = Checkpoint
     permission = "delete"
     form = KeepForm
@@ -566,7 +566,7 @@ class PostMessage(SessionAction):
     model = Post
     permission = "add"
     needs_open_session = True
-    has_own_place = True
+    is_in_section = True
     form = PostForm
     help = "Post a message of a user to a session, even while an agent is working on it."
     example = "trip-1 'And vegetarian, please.' --author ada"
@@ -607,7 +607,7 @@ class WithdrawPost(SessionAction):
     name = "withdraw-post"
     label = _("Withdraw")
     model = Post
-    has_own_place = True
+    is_in_section = True
     form = WithdrawForm
     help = "Withdraw a waiting post of a session."
     example = "trip-1 POST_ID"

@@ -465,11 +465,11 @@ def columns(values: Sequence[tuple[str, float, str]]) -> SafeString:
     highest = max((value for _label, value, _text in values), default=0)
     width = max(len(values), 10) * _COLUMN_WIDTH
     drawn = []
-    for place, (_label, value, text) in enumerate(values):
+    for number, (_label, value, text) in enumerate(values):
         height = (_CHART_HEIGHT - 4) * value / highest if highest > 0 else 0
         drawn.append(
             (
-                _number(place * _COLUMN_WIDTH + 2),
+                _number(number * _COLUMN_WIDTH + 2),
                 _number(_CHART_HEIGHT - height),
                 _COLUMN_WIDTH - 4,
                 _number(max(height, 1) if value > 0 else 0),

@@ -104,7 +104,7 @@ def _tools_in(pending: str | None) -> list[str] | None:
     return list(dict.fromkeys(str(call.get("tool_name") or "?") for call in calls))
 
 
-def standing_of(session: Any, stuck: StuckSession | None) -> str:
+def status_or_condition(session: Any, stuck: StuckSession | None) -> str:
     """Return the status of a session or, if the status says less, the condition in which it cannot go on."""
     return session.status if stuck is None or not is_mere(session.status) else stuck.condition
 

@@ -68,7 +68,7 @@ from helix_store.admin.filters import (
     found_sessions,
     read_open_tools,
     reason_of,
-    standing_of,
+    status_or_condition,
 )
 from helix_store.admin.operating import CONFIRMED, OperatedAdmin, list_action, log
 from helix_store.admin.records import claim_of
@@ -336,13 +336,13 @@ def summary(view: SessionView) -> dict[str, Any]:
     return {
         "heading": one_line(view.texts["title"] or "", _TITLE) or str(_("Untitled session")),
         "id": printable(session.session_id),
-        "status": badge(standing_of(session, stuck)),
+        "status": badge(status_or_condition(session, stuck)),
         "words": _words(view) if stuck is None else _stuck_words(stuck),
         "facts": list(_facts(view, run)),
         "failure": _failure(view, run) if session.status == SessionStatus.FAILED else None,
         "stopped": _stopped(view, run),
         "interrupt": _interrupt(view) if view.may_view(InterruptRequest) else None,
-        "buttons": view.buttons(*(each for each in view.page.row_operations if not each.has_own_place)),
+        "buttons": view.buttons(*(each for each in view.page.row_operations if not each.is_in_section)),
         "waits_url": view.url("waits"),
         "open_calls": len(open_calls(view.document("pending_client_tool_calls"))),
     }
@@ -659,7 +659,7 @@ class SessionAdmin(SessionPage, SessionTable):
 
     @admin.display(description=_("status"))
     def status_and_reason(self, session: Any) -> SafeString:
-        return stacked(badge(standing_of(session, session.stuck)), reason_of(session, session.stuck))
+        return stacked(badge(status_or_condition(session, session.stuck)), reason_of(session, session.stuck))
 
     @admin.display(description=_("session"))
     def name(self, session: Any) -> SafeString:

@@ -248,7 +248,7 @@ class RemoteFiles:
         self._storage.delete("/".join(portable_parts(name, "snapshot_id")))
 
 
-class _Place(NamedTuple):
+class _OpenFolder(NamedTuple):
     """An open folder. Paths of its files are relative to the descriptor, if there is one."""
 
     descriptor: int | None
@@ -268,9 +268,9 @@ class LocalFiles:
     def is_folder(self, parts: Parts) -> bool | None:
         """Return whether this is a folder and not a link to one, or ``None`` if it does not exist."""
         try:
-            with self._opened(parts[:-1]) as place:
-                path = os.path.join(place.path, parts[-1])
-                status = os.stat(path, dir_fd=place.descriptor, follow_symlinks=False)
+            with self._opened(parts[:-1]) as opened:
+                path = os.path.join(opened.path, parts[-1])
+                status = os.stat(path, dir_fd=opened.descriptor, follow_symlinks=False)
         except FileNotFoundError:
             return None
         return stat.S_ISDIR(status.st_mode)
@@ -278,7 +278,7 @@ class LocalFiles:
     def entries(self, folder: Parts) -> Iterator[tuple[str, bool]]:
         """Yield each name in a folder and whether it is a folder, or nothing if the folder does not exist."""
         try:
-            with self._opened(folder) as place, os.scandir(place.folder) as entries:
+            with self._opened(folder) as opened, os.scandir(opened.folder) as entries:
                 for entry in entries:
                     yield entry.name, entry.is_dir(follow_symlinks=False)
         except FileNotFoundError:
@@ -289,20 +289,20 @@ class LocalFiles:
         # Do not use the storage: it follows links, and a folder may have been replaced since the listing.
         *folder, file = _parts_of_path(name, "snapshot_id")
         try:
-            with self._opened(tuple(folder)) as place:
-                os.unlink(os.path.join(place.path, file), dir_fd=place.descriptor)
+            with self._opened(tuple(folder)) as opened:
+                os.unlink(os.path.join(opened.path, file), dir_fd=opened.descriptor)
         except FileNotFoundError:
             return
 
     @contextmanager
-    def _opened(self, folder: Parts) -> Iterator[_Place]:
+    def _opened(self, folder: Parts) -> Iterator[_OpenFolder]:
         """Open a folder. Raise `SuspiciousFileOperation` if the path contains a link or a file."""
         if not {os.open, os.stat, os.unlink} <= os.supports_dir_fd:
             # On Windows, a link created between the check and the use goes unnoticed.
             path = os.path.join(os.path.realpath(self._root), *folder)
             if os.path.realpath(path) != path:
                 raise _link_on_the_way(folder)
-            yield _Place(None, path)
+            yield _OpenFolder(None, path)
             return
         descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -315,7 +315,7 @@ class LocalFiles:
                     raise
                 os.close(descriptor)
                 descriptor = inner
-            yield _Place(descriptor, "")
+            yield _OpenFolder(descriptor, "")
         finally:
             os.close(descriptor)
 

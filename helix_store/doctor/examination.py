@@ -175,7 +175,7 @@ def _table_names() -> list[str]:
 
 
 _SAMPLES: Final = 10
-_Place = tuple[str, str | None]
+_RuleOnTable = tuple[str, str | None]
 """A rule and a table in which it is broken."""
 
 _NOTHING_TO_EXAMINE: Final = frozenset(
@@ -246,9 +246,9 @@ class _Examination:
         self._fixes = fixes
         self._dry_run = dry_run
         self._listener = listener
-        self._counts: Counter[_Place] = Counter()
-        self._fixed: Counter[_Place] = Counter()
-        self._samples: defaultdict[_Place, list[Sample]] = defaultdict(list)
+        self._counts: Counter[_RuleOnTable] = Counter()
+        self._fixed: Counter[_RuleOnTable] = Counter()
+        self._samples: defaultdict[_RuleOnTable, list[Sample]] = defaultdict(list)
 
     def run(self, deploy: bool) -> Diagnosis:
         of_checks = check_findings(self._db.alias, deploy=deploy)
@@ -288,10 +288,10 @@ class _Examination:
 
     def _count(self, faults: Iterable[Fault]) -> None:
         for each in faults:
-            place = (each.rule_id, each.table)
-            self._counts[place] += 1
-            if len(self._samples[place]) < _SAMPLES:
-                self._samples[place].append(each.sample)
+            broken = (each.rule_id, each.table)
+            self._counts[broken] += 1
+            if len(self._samples[broken]) < _SAMPLES:
+                self._samples[broken].append(each.sample)
 
     def _fix(self, check: Check, page: list[Fault]) -> None:
         rows: dict[tuple[str, int], list[Fault]] = {}
@@ -316,21 +316,21 @@ class _Examination:
         return Diagnosis(
             database=self._db.alias,
             schema_version=self._db.query(lambda: schema.current_version(self._db.alias)),
-            findings=of_checks + [self._finding(place) for place in self._counts],
+            findings=of_checks + [self._finding(broken) for broken in self._counts],
             tables=table_sizes(self._db) if has_tables else [],
             stopped_at=stopped_at,
         )
 
-    def _finding(self, place: _Place) -> Finding:
-        rule = RULES[place[0]]
+    def _finding(self, broken: _RuleOnTable) -> Finding:
+        rule = RULES[broken[0]]
         return Finding(
             id=rule.id,
             severity=rule.severity,
-            table=place[1],
-            count=self._counts[place],
-            fixed=self._fixed[place],
+            table=broken[1],
+            count=self._counts[broken],
+            fixed=self._fixed[broken],
             what=rule.what,
             advice=rule.advice,
             is_fixable=rule.fix is not None,
-            samples=self._samples[place],
+            samples=self._samples[broken],
         )

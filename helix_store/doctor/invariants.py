@@ -420,7 +420,7 @@ def _differing(db: Database, name: str) -> list[tuple[str, str]]:
         sums = db.query(partial(sums_of, db, name))
         stored = db.query(partial(counters_of, db, name))
         if stored == before:
-            expected = {place: tuple(map(bounded, amounts)) for place, amounts in sums.items()}
+            expected = {key: tuple(map(bounded, amounts)) for key, amounts in sums.items()}
             places = sorted({*stored, *expected})
             return [each for each in places if stored.get(each, NOTHING) != expected.get(each, NOTHING)]
         before = stored
@@ -569,9 +569,9 @@ def stream_payloads(db: Database, keys: list[int]) -> Iterator[Fault]:
             yield fault("unreadable-payload", "stream", tenant, name, key=key)
 
 
-def _place_of(place: tuple[Any, ...]) -> str:
+def _shown_key(key: tuple[Any, ...]) -> str:
     """Return the values that distinguish a row from the other rows of its owner."""
-    return " ".join(map(str, place[1:]))
+    return " ".join(map(str, key[1:]))
 
 
 _Row = tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -602,10 +602,10 @@ def states(scope: Scope) -> Iterator[Fault]:
     order = ("kind", "namespace", "version")
     for keys in scope.pages(Session):
         rows = _rows_of(scope, Checkpoint, "session_id", keys)
-        for place, (tenant, name, *texts) in _paged(scope, rows, ("session_id", *order), columns):
-            rule = _broken_rule(place[1], *texts)
+        for key, (tenant, name, *texts) in _paged(scope, rows, ("session_id", *order), columns):
+            rule = _broken_rule(key[1], *texts)
             if rule is not None:
-                yield fault(rule, "checkpoint", tenant, name, _place_of(place))
+                yield fault(rule, "checkpoint", tenant, name, _shown_key(key))
 
 
 def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, base: str | None) -> str | None:
@@ -673,10 +673,10 @@ def _readable(table: Table, payloads: list[str], read: Callable[[str], object]) 
     def check(scope: Scope) -> Iterator[Fault]:
         for keys in _pages(scope, table):
             rows, order = _rows_of(scope, table.model, parent, keys), (table.parent, *table.order)
-            for place, (tenant, name, *texts) in _paged(scope, rows, order, (*names, *payloads)):
+            for key, (tenant, name, *texts) in _paged(scope, rows, order, (*names, *payloads)):
                 if any(text is not None and not _can_read(partial(read, text)) for text in texts):
                     shown = None if table.is_of_tenant else name
-                    yield fault("unreadable-payload", table_of(table.model), tenant, shown, _place_of(place))
+                    yield fault("unreadable-payload", table_of(table.model), tenant, shown, _shown_key(key))
 
     return check
 

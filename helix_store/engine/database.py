@@ -590,7 +590,7 @@ class Call(NamedTuple):
 
     database: Database
     connection: BaseDatabaseWrapper
-    form: conf.Form
+    features: conf.Features
     id: str = ""
     """A random id by which a write can find its own result after a lost reply (see `engine.statement`)."""
 
@@ -605,7 +605,7 @@ class Call(NamedTuple):
         statement commits alone or is part of an ``atomic()`` block.
         """
         connection = self.connection
-        if not self.form.has_fast_writes:
+        if not self.features.has_fast_writes:
             return False
         if connection.in_atomic_block:
             return True
@@ -614,11 +614,11 @@ class Call(NamedTuple):
 
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement that only reads, and return its rows."""
-        connection, form = self.connection, self.form
-        if form.tells_tenant:
+        connection, features = self.connection, self.features
+        if features.tells_tenant:
             execute = functools.partial(self.database.execute, statement, parameters)
             return self.database.transaction(execute, only_reads=True)
-        is_prepared = form.has_fast_reads and not (form.is_citus and statement.citus)
+        is_prepared = features.has_fast_reads and not (features.is_citus and statement.citus)
         try:
             connect_first(connection)
             return (_run_prepared if is_prepared else run)(connection, statement, parameters)
@@ -634,8 +634,8 @@ class Call(NamedTuple):
         Outside a block the statement is a whole transaction, which saves the round trips of ``BEGIN`` and
         ``COMMIT``. Inside the caller's block it is a savepoint: the caller owns the commit and any retry.
         """
-        connection, form = self.connection, self.form
-        if form.tells_tenant or (form.is_citus and statement.citus):
+        connection, features = self.connection, self.features
+        if features.tells_tenant or (features.is_citus and statement.citus):
             return self.database.transaction(lambda: self.database.execute(statement, parameters))
         is_alone = False
         try:
@@ -649,9 +649,11 @@ class Call(NamedTuple):
                 and short_waits(connection) is not None
             ):
                 return self.database.transaction(lambda: run(connection, statement, parameters))
-            if is_alone or (connection.in_atomic_block and form.has_fast_writes):
+            if is_alone or (connection.in_atomic_block and features.has_fast_writes):
                 with UNWATCHED if current_thread() is main_thread() else watched_wait(connection):
-                    return (_run_prepared if form.has_fast_writes else run)(connection, statement, parameters)
+                    return (_run_prepared if features.has_fast_writes else run)(
+                        connection, statement, parameters
+                    )
         except Exception as exc:
             if not (is_alone and is_serialization_failure(exc)):
                 # Once the connection is open, a connection error does not reveal whether the statement was
@@ -732,7 +734,9 @@ class Database:
         """Begin a call. Raises `OutsideTransaction`."""
         connection = self.connection
         is_postgresql = connection.vendor == "postgresql"
-        return Call(self, connection, conf.form(connection.settings_dict) if is_postgresql else conf.PORTABLE)
+        return Call(
+            self, connection, conf.features(connection.settings_dict) if is_postgresql else conf.PORTABLE
+        )
 
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement that only reads, and return its rows."""
@@ -939,14 +943,14 @@ class Database:
         does a transaction whose COMMIT did not reach the server. If only the reply was lost, the result of
         the transaction is returned.
         """
-        _, connection, form, *_ = call or self.enter()
-        if form.tells_tenant:
+        _, connection, features, *_ = call or self.enter()
+        if features.tells_tenant:
             body = functools.partial(self._after, _SET_TENANT, body)
-        elif form.is_citus and not only_reads:
+        elif features.is_citus and not only_reads:
             body = functools.partial(self._after, STAY_ON_NODE, body)
         is_own = not connection.in_atomic_block
         # On Citus, the node with the tables may have committed a transaction that the entry node rolled back.
-        is_watched = is_own and connection.vendor == "postgresql" and not (only_reads or form.is_citus)
+        is_watched = is_own and connection.vendor == "postgresql" and not (only_reads or features.is_citus)
         driver = postgres_module() if is_watched else None
         attempts = _ATTEMPTS if is_own else 1
         attempt = 0

@@ -32,7 +32,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.types.string import TextLoader
 
 from helix_store.engine.errors import is_stale_prepared_statement
-from helix_store.engine.statement import Mark, PreparedForm, Statement, has_committed
+from helix_store.engine.statement import Mark, PreparedStatement, Statement, has_committed
 from helix_store.exceptions import OutcomeUnknown
 
 Rows = list[tuple[Any, ...]]
@@ -64,12 +64,12 @@ def fetch_prepared(
     """
     if not _may_prepare(connection):
         return None
-    form = statement.prepared
-    cursor = _PreparedCursor(connection.connection, form, in_savepoint=in_savepoint)
+    prepared = statement.prepared
+    cursor = _PreparedCursor(connection.connection, prepared, in_savepoint=in_savepoint)
     # This is a private method of Django, which checks the thread, logs and wraps as for Django's own cursors.
     wrapped = connection._prepare_cursor(cursor)  # type: ignore[attr-defined]
     try:
-        wrapped.execute(form.text, _as_texts(form, parameters))
+        wrapped.execute(prepared.text, _as_texts(prepared, parameters))
     except Error as exc:
         if not is_stale_prepared_statement(exc):
             raise
@@ -103,14 +103,14 @@ def read_committed(connection: Connection[Any]) -> Iterator[None]:
 # --- Parameters ------------------------------------------------------------------------------------
 
 
-def _as_texts(form: PreparedForm, parameters: Mapping[str, Any]) -> list[str | None]:
+def _as_texts(prepared: PreparedStatement, parameters: Mapping[str, Any]) -> list[str | None]:
     """Return the values as text for the server. The server derives the type of an untyped parameter from its
     position in the statement. The driver would derive it from the value, and would prepare a statement for
     each size of integer.
     """
     return [
         value if value is None or type(value) is str else _WRITERS[type(value)](value)
-        for value in map(parameters.__getitem__, form.parameters)
+        for value in map(parameters.__getitem__, prepared.parameters)
     ]
 
 
@@ -197,9 +197,11 @@ class _Kept:
 class _PreparedCursor:
     """A cursor that Django wraps like its own, so that Django's wrappers, query log and errors apply."""
 
-    def __init__(self, connection: Connection[Any], form: PreparedForm, *, in_savepoint: bool) -> None:
+    def __init__(
+        self, connection: Connection[Any], prepared: PreparedStatement, *, in_savepoint: bool
+    ) -> None:
         self._connection = connection
-        self._form = form
+        self._prepared = prepared
         self._in_savepoint = in_savepoint
         self._arguments: Sequence[str | None] = ()
         self._kept = _kept.get(connection) or _kept.setdefault(connection, _Kept())
@@ -214,14 +216,14 @@ class _PreparedCursor:
     @property
     def query(self) -> bytes:
         """The statement with its values, as Django's own cursors show it."""
-        text = self._form.text
+        text = self._prepared.text
         return _PLACEHOLDER.sub(lambda match: _quoted(self._arguments[int(match[1]) - 1]), text).encode()
 
     def execute(self, sql: str, arguments: Sequence[str | None]) -> None:
         """Run the statement with each argument in the server's own text form."""
-        if sql != self._form.text:
+        if sql != self._prepared.text:
             # A wrapper has changed it, perhaps differently each time, so it is not worth preparing.
-            self._form, self._known = PreparedForm(b"", sql, ()), set()
+            self._prepared, self._known = PreparedStatement(b"", sql, ()), set()
         self._arguments = arguments
         connection = self._connection
         values = [None if argument is None else argument.encode() for argument in arguments]
@@ -230,9 +232,9 @@ class _PreparedCursor:
             self.rows = self._kept.rows_of(result)
 
     def _run(self, values: list[bytes | None]) -> PGresult:
-        pgconn, name = self._connection.pgconn, self._form.name
+        pgconn, name = self._connection.pgconn, self._prepared.name
         if name not in self._known:
-            pgconn.send_prepare(name, self._form.text.encode())
+            pgconn.send_prepare(name, self._prepared.text.encode())
             # Another client of the pooler may have prepared the statement; the same name means the same text.
             with suppress(DuplicatePreparedStatement):
                 self._received()
@@ -241,7 +243,7 @@ class _PreparedCursor:
         return self._received()
 
     def _run_in_savepoint(self, values: list[bytes | None]) -> PGresult:
-        pgconn, name = self._connection.pgconn, self._form.name
+        pgconn, name = self._connection.pgconn, self._prepared.name
         must_begin = self._must_begin
         reads_mark = must_begin and self._connection in _marks
         before = must_begin + reads_mark
@@ -254,7 +256,7 @@ class _PreparedCursor:
                 pgconn.send_query_params(_READ_MARK, None)
             pgconn.send_query_params(_SAVE, None)
             if must_prepare:
-                pgconn.send_prepare(name, self._form.text.encode())
+                pgconn.send_prepare(name, self._prepared.text.encode())
             pgconn.send_query_prepared(name, values)
             pgconn.send_query_params(_RELEASE, None)
             pgconn.pipeline_sync()

@@ -49,7 +49,7 @@ class Refusal(str):
     """
 
 
-class PreparedForm(NamedTuple):
+class PreparedStatement(NamedTuple):
     """A statement in the form in which PostgreSQL prepares it.
 
     ``text`` has the placeholders ``$1``, ``$2``…, and ``parameters`` lists their names in that order.
@@ -78,7 +78,7 @@ class Statement:
         return f"<Statement {self.postgresql.strip()[:60]!r}>"
 
     @cached_property
-    def prepared(self) -> PreparedForm:
+    def prepared(self) -> PreparedStatement:
         """The form to prepare, for statements with named placeholders."""
         numbers: dict[str, int] = {}
 
@@ -87,7 +87,7 @@ class Statement:
 
         text = _NAMED_PLACEHOLDER.sub(number, self.postgresql).replace("%%", "%")
         digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return PreparedForm(f"helix_{digest}".encode(), text, tuple(numbers))
+        return PreparedStatement(f"helix_{digest}".encode(), text, tuple(numbers))
 
 
 def table(model: type[Model]) -> str:

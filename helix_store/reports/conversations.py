@@ -53,7 +53,7 @@ from helix_store.sessions.locking import session_with_id
 from helix_store.stores import DatabaseStateStore
 
 MESSAGE_COLUMNS: Final = ("sequence", "role", "created_at")
-_PLACE: Final = ("tenant", "session_id", "pk")
+_KEY: Final = ("tenant", "session_id", "pk")
 
 
 def conversations_of(
@@ -107,15 +107,15 @@ def outlines_of_heads(
     has messages of the store or no conversation. The number of statements does not depend on the number of
     sessions.
     """
-    places = [(tenant, head.session_id) for tenant, head in listed if not head.message_count]
-    if not places:
+    names = [(tenant, head.session_id) for tenant, head in listed if not head.message_count]
+    if not names:
         return [None] * len(listed)
-    tenants, session_ids = map(set, zip(*places, strict=True))
+    tenants, session_ids = map(set, zip(*names, strict=True))
     rows = Session.objects.using(db.alias).filter(tenant__in=tenants, session_id__in=session_ids)
-    keys = {(tenant, name): key for tenant, name, key in db.query(lambda: list(rows.values_list(*_PLACE)))}
-    found = outlines(db, [keys[place] for place in places if place in keys])
-    by_place = {place: found.get(keys[place]) for place in places if place in keys}
-    return [by_place.get((tenant, head.session_id)) for tenant, head in listed]
+    keys = {(tenant, name): key for tenant, name, key in db.query(lambda: list(rows.values_list(*_KEY)))}
+    found = outlines(db, [keys[name] for name in names if name in keys])
+    by_session = {name: found.get(keys[name]) for name in names if name in keys}
+    return [by_session.get((tenant, head.session_id)) for tenant, head in listed]
 
 
 _AT_ONCE: Final = 50

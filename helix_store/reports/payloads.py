@@ -553,14 +553,14 @@ def changes_between(before: Any, after: Any, path: str = "") -> Iterator[Change]
     """
     if type(before) is dict and type(after) is dict:
         for key in [*before, *(key for key in after if key not in before)]:
-            yield from _of_member(before.get(key, _MISSING), after.get(key, _MISSING), _place(path, key))
+            yield from _of_member(before.get(key, _MISSING), after.get(key, _MISSING), _pointer(path, key))
     elif type(before) is list and type(after) is list:
         yield from _of_arrays(before, after, path)
     elif type(before) is not type(after) or before != after:
         yield Change(op="replace", path=path, before=before, after=after)
 
 
-def _place(path: str, key: str | int) -> str:
+def _pointer(path: str, key: str | int) -> str:
     """Return a JSON pointer with one more segment, whole: a key that is cut could look like another one."""
     return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
@@ -585,7 +585,7 @@ def _of_arrays(before: list[Any], after: list[Any], path: str) -> Iterator[Chang
     for index in range(start, max(len(before), len(after)) - end):
         old = before[index] if index < len(before) - end else _MISSING
         new = after[index] if index < len(after) - end else _MISSING
-        yield from _of_member(old, new, _place(path, index))
+        yield from _of_member(old, new, _pointer(path, index))
 
 
 def _is_same(before: Any, after: Any) -> bool:

@@ -13,11 +13,11 @@ from typing import Any, Final, Literal, TypeVar
 from django.db.models import Model, QuerySet
 
 from helix_store.budgets import (
-    STANDINGS_OF_ROWS,
-    STANDINGS_OF_VALUES,
+    BALANCES_OF_ROWS,
+    BALANCES_OF_VALUES,
+    Balance,
     DatabaseBudgets,
-    Standing,
-    standing_of,
+    balance_of,
     status_of,
 )
 from helix_store.catalogue import ConversationPage
@@ -50,7 +50,7 @@ from helix_store.stores.directory import SessionDirectory, TreeNode
 from helix_store.usage.store import unpriced_entries
 
 _COLUMNS: Final = 12
-"""The columns of `standing_of`, followed by those of a statement itself."""
+"""The columns of `balance_of`, followed by those of a statement itself."""
 _STOPPED: Final = "budget:"
 _BUDGETS_AT_ONCE: Final = 500
 
@@ -116,8 +116,8 @@ class BudgetReport:
 
 def reports_of_session(db: Database, spender: Spender) -> list[BudgetReport]:
     """Return every budget that applies to a session of the database's tenant, by name. One statement."""
-    standings = DatabaseBudgets(db).standings(keys_of(spender))
-    return [_report(db.tenant, standing) for standing in standings]
+    standings = DatabaseBudgets(db).balances(keys_of(spender))
+    return [_report(db.tenant, balance) for balance in standings]
 
 
 def reports_of_budgets(rows: Sequence[Budget], *, using: str) -> dict[int, BudgetReport]:
@@ -126,10 +126,10 @@ def reports_of_budgets(rows: Sequence[Budget], *, using: str) -> dict[int, Budge
         return {}
     db, tenants = Database(using, ""), {row.pk: row.tenant for row in rows}
     reports = {}
-    for row in db.read(STANDINGS_OF_ROWS, {"keys": list_parameter(db, list(tenants))}):
+    for row in db.read(BALANCES_OF_ROWS, {"keys": list_parameter(db, list(tenants))}):
         key, value_count = row[_COLUMNS:]
         with suppress(IntegrityFault):
-            reports[key] = _report(tenants[key], standing_of(row)[0], value_count)
+            reports[key] = _report(tenants[key], balance_of(row)[0], value_count)
     return reports
 
 
@@ -153,8 +153,8 @@ def reports_of_values(budget: Budget, *, using: str, first: int, limit: int) -> 
     write to an index on the amounts spent.
     """
     parameters = {"key": budget.pk, "limit": limit, "offset": first}
-    rows = Database(using, "").read(STANDINGS_OF_VALUES, parameters)
-    return [_report(budget.tenant, standing_of(row)[0]) for row in rows]
+    rows = Database(using, "").read(BALANCES_OF_VALUES, parameters)
+    return [_report(budget.tenant, balance_of(row)[0]) for row in rows]
 
 
 def budget_that_stopped(completion_reason: str | None) -> str | None:
@@ -164,14 +164,14 @@ def budget_that_stopped(completion_reason: str | None) -> str | None:
     return completion_reason.removeprefix(_STOPPED)
 
 
-def _report(tenant: str, standing: Standing, value_count: int | None = None) -> BudgetReport:
+def _report(tenant: str, balance: Balance, value_count: int | None = None) -> BudgetReport:
     return BudgetReport(
         tenant=tenant,
-        scope=standing.definition.scope,
-        period=standing.definition.period,
-        is_for_each=standing.definition.is_for_each,
+        scope=balance.definition.scope,
+        period=balance.definition.period,
+        is_for_each=balance.definition.is_for_each,
         value_count=value_count,
-        status=status_of(standing),
+        status=status_of(balance),
     )
 
 

@@ -96,7 +96,7 @@ from helix_store.sessions.runs import (
     check_supersedes,
     end_of_run,
     is_bound_to,
-    standing_request,
+    request_to_keep,
     taken_run,
     unknown_ref,
 )
@@ -693,8 +693,8 @@ class MemoryRuns(MemoryOperations):
             wanted = InterruptRequest(
                 session_id=session_id, kind=kind, reason=reason, run_id=run_id, requested_at=moments.now()
             )
-            draft.interrupt = standing = standing_request(draft.pending_interrupt, wanted)
-            return standing
+            draft.interrupt = kept = request_to_keep(draft.pending_interrupt, wanted)
+            return kept
 
     def check_interrupt(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
         pending = self._scope.require(session_id).pending_interrupt

@@ -338,10 +338,10 @@ DUE_POSTS: Final = with_clock(
 )
 
 
-def _mark_received(place: str, is_listed: str) -> str:
+def _mark_received(offset: str, is_listed: str) -> str:
     return f"""
         UPDATE {_POST} SET state = 'received', payload = NULL, received_at = %(at)s,
-            received_version = %(version)s, position = %(first)s + {place}
+            received_version = %(version)s, position = %(first)s + {offset}
         WHERE {is_listed}"""
 
 

@@ -118,7 +118,7 @@ def end_of_run(status: RunStatus, ended_at: datetime | None, now: datetime) -> d
     return now if ended_at is None else ended_at
 
 
-def standing_request(pending: InterruptRequest | None, wanted: InterruptRequest) -> InterruptRequest:
+def request_to_keep(pending: InterruptRequest | None, wanted: InterruptRequest) -> InterruptRequest:
     """Return the request to keep: the newer one, except that an interrupt never replaces an abort."""
     if pending is not None and pending.kind == InterruptKind.ABORT and wanted.kind != InterruptKind.ABORT:
         return pending
@@ -400,8 +400,8 @@ class DatabaseRuns(DatabaseOperations):
         )
         row = first_row(self._pending_of(head.pk))
         pending = None if row is None else interrupt_from(row, session_id)
-        standing = standing_request(pending, wanted)
-        if standing is wanted:
+        kept = request_to_keep(pending, wanted)
+        if kept is wanted:
             # A run that starts in one statement then notices the request.
             touch(self.db, head)
             InterruptRow.objects.using(self.db.alias).update_or_create(
@@ -413,7 +413,7 @@ class DatabaseRuns(DatabaseOperations):
                     "requested_at": wanted.requested_at,
                 },
             )
-        return standing
+        return kept
 
     @reads
     def check_interrupt(self, session_id: str, run_id: str | None) -> InterruptRequest | None:

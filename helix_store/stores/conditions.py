@@ -618,13 +618,13 @@ class MemoryConditions:
         root_id = columns["root_session_id"] or record.session_id
         spender = Spender(root_id, columns["user_id"], columns["agent_type"])
         refused = newest.refused_usd or 0, newest.refused_tokens or 0
-        for standing in self._budgets.standings(keys_of(spender)):
-            limits = standing.definition.limit_usd, standing.definition.limit_tokens
+        for balance in self._budgets.balances(keys_of(spender)):
+            limits = balance.definition.limit_usd, balance.definition.limit_tokens
             is_reached = any(
                 limit is not None and (spent >= limit or spent > limit - more)
-                for limit, spent, more in zip(limits, standing.spent, refused, strict=True)
+                for limit, spent, more in zip(limits, balance.spent, refused, strict=True)
             )
-            if standing.definition.name == name and is_reached:
+            if balance.definition.name == name and is_reached:
                 return newest.run.ended_at, name, newest.run.run_id
         return None
 

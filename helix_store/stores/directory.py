@@ -168,9 +168,9 @@ class SessionDirectory:
         read = self._db.query(lambda: list(rows.values("tenant", *HEAD_FIELDS)))
         heads = {(row["tenant"], row["session_id"]): row for row in read}
         return [
-            (place[0], listed_head({name: heads[place][name] for name in HEAD_FIELDS}), stuck)
-            for place, stuck in by_id.items()
-            if place in heads
+            (key[0], listed_head({name: heads[key][name] for name in HEAD_FIELDS}), stuck)
+            for key, stuck in by_id.items()
+            if key in heads
         ]
 
     def tree(self, session_id: str, *, tenant: str) -> TreeNode:

@@ -28,7 +28,7 @@ from helix_store.exceptions import (
 from helix_store.sessions.effects import End, Entered, Intent, Outcome, StoredEffect, encoded_result
 from helix_store.stores.errors import described_error
 from helix_store.stores.session import BoundSession, NotCopied
-from helix_store.stores.step import ProvisionalWrite
+from helix_store.stores.step import UncommittedWrite
 
 _logger = logging.getLogger(__name__)
 _NOT_BEGUN: Final = datetime.min.replace(tzinfo=UTC)
@@ -67,7 +67,7 @@ class OpenEffect(NotCopied, BothContexts, Effect):
         self._is_used = self._is_open = self._is_reconciling = self._attempts = False
         self._stored: StoredEffect | None = None
         self._ended: Literal["done", "not_done"] | None = None
-        self._provisional: ProvisionalWrite | None = None
+        self._uncommitted: UncommittedWrite | None = None
         self.session_id, self.id = session.id, effect_id
         self.key = effect_key(getattr(session._stores, "tenant", ""), session.id, effect_id)
         self.sequence = self.attempt = 0
@@ -84,7 +84,7 @@ class OpenEffect(NotCopied, BothContexts, Effect):
         """The stored state. The end counts as not stored if its transaction was rolled back."""
         with self._mutex:
             if self._ended is not None and self._has_lost_end():
-                self._ended = self._provisional = None
+                self._ended = self._uncommitted = None
             if self._ended is not None:
                 return self._ended
             return "started" if self._stored is None else self._stored.state_as_read
@@ -96,7 +96,7 @@ class OpenEffect(NotCopied, BothContexts, Effect):
         return decode_optional(stored.result) if self.is_done and stored is not None else None
 
     def _has_lost_end(self) -> bool:
-        write, stored = self._provisional, self._stored
+        write, stored = self._uncommitted, self._stored
         if write is not None:
             return not (write.is_committed or write.is_open)
         return stored is not None and self._stores.has_lost_end(stored)
@@ -247,7 +247,7 @@ class OpenEffect(NotCopied, BothContexts, Effect):
         connection = self._stores.connection_of_caller
         self._stores.end_effect(self.session_id, end, self._fencing_token)
         if state != "unknown":
-            self._provisional = None if connection is None else ProvisionalWrite(connection)
+            self._uncommitted = None if connection is None else UncommittedWrite(connection)
             self._stored = stored._replace(result=result)
             self._ended = state
 

@@ -204,7 +204,7 @@ class Spending:
             record()
         else:
             return
-        self.settle(is_provisional=False)
+        self.settle(is_uncommitted=False)
 
     def record_again(
         self,
@@ -212,7 +212,7 @@ class Spending:
         fencing_token: int | None,
         *,
         is_lost: bool = False,
-        is_provisional: bool = False,
+        is_uncommitted: bool = False,
     ) -> BudgetExceeded | None:
         """Record usage that no commit has recorded, and reserve the next step again.
 
@@ -231,9 +231,9 @@ class Spending:
         except FencedOutError:
             self.record()
             return None
-        return self.settle(is_provisional=is_provisional)
+        return self.settle(is_uncommitted=is_uncommitted)
 
-    def settle(self, *, is_provisional: bool) -> BudgetExceeded | None:
+    def settle(self, *, is_uncommitted: bool) -> BudgetExceeded | None:
         """Take what a commit has recorded and reserved, and return the error of a refusal.
 
         Entries that were recorded in an open transaction of the caller are kept.
@@ -244,7 +244,7 @@ class Spending:
                 self._held = self.reserved = None
             else:
                 self._take(renewed, self.estimate)
-            if is_provisional:
+            if is_uncommitted:
                 self._recorded = max(self._recorded, self._sent)
             elif self._sent:
                 del self._entries[: self._sent]

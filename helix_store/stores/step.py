@@ -79,7 +79,7 @@ def is_suspended(state: SessionState) -> bool:
     )
 
 
-class Standing(NamedTuple):
+class Readiness(NamedTuple):
     """The situation of a session before a turn."""
 
     answers: dict[str, dict[str, Any]]
@@ -90,13 +90,13 @@ class Standing(NamedTuple):
     """True if the session has not ended and does not wait for an answer."""
 
 
-def standing_of(state: SessionState) -> Standing:
+def readiness_of(state: SessionState) -> Readiness:
     suspended, has_ended = is_suspended(state), state.status in TERMINAL_STATUSES
     if not state.pending_client_tool_calls:
-        return Standing({}, suspended, can_continue=not has_ended)
+        return Readiness({}, suspended, can_continue=not has_ended)
     calls = calls_of(state)
     is_waiting = suspended and bool(calls.unanswered)
-    return Standing(calls.answers, suspended, can_continue=not (has_ended or is_waiting))
+    return Readiness(calls.answers, suspended, can_continue=not (has_ended or is_waiting))
 
 
 def new_calls(calls: Any, *, now: datetime, run_id: str | None, limits: Limits) -> dict[str, dict[str, Any]]:
@@ -186,7 +186,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class ProvisionalWrite:
+class UncommittedWrite:
     """A write in an open transaction of ``connection``."""
 
     connection: BaseDatabaseWrapper
@@ -210,11 +210,11 @@ class ProvisionalWrite:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Step(ProvisionalWrite):
+class _Step(UncommittedWrite):
     before: Progress
 
 
-class ProvisionalSteps(list[_Step]):
+class UncommittedSteps(list[_Step]):
     """The steps of a turn whose transaction was open when they ended, oldest first."""
 
     def add(self, connection: BaseDatabaseWrapper, before: Progress) -> None:
@@ -289,7 +289,7 @@ class Step(NotCopied, BothContexts):
         self._messages: list[AnyMessage] = []
         self._staged: dict[str, StagedChanges] = {}
         self._rows: dict[str, StagedRow | None] = {}
-        self._staged_in_block: dict[str, ProvisionalWrite] = {}
+        self._staged_in_block: dict[str, UncommittedWrite] = {}
         """The changes that were staged in a transaction of the caller."""
         self._asked: dict[str, dict[str, Any]] = {}
         self._used: dict[str, tuple[int, ApprovedCall]] = {}
@@ -399,7 +399,7 @@ class Step(NotCopied, BothContexts):
             self._staged_in_block.pop(tool_call_id, None)
             connection = self.session._stores.connection_of_caller
             if connection is not None and connection.in_atomic_block:
-                self._staged_in_block[tool_call_id] = ProvisionalWrite(connection)
+                self._staged_in_block[tool_call_id] = UncommittedWrite(connection)
 
     def wait_for(self, calls: Mapping[str, AnyToolCall]) -> None:
         """Suspend the session when the step commits, until each call is answered.

@@ -48,14 +48,14 @@ from helix_store.stores.session import BoundSession, NotCopied
 from helix_store.stores.spending import Spending
 from helix_store.stores.step import (
     Progress,
-    ProvisionalSteps,
     Step,
+    UncommittedSteps,
     calls_of,
     end_of_run,
     may_wait_here,
     other_root,
     outcome_of,
-    standing_of,
+    readiness_of,
 )
 
 _LONGEST_HOST_NAME: Final = 150
@@ -107,7 +107,7 @@ class Turn(NotCopied, BothContexts):
         """The effects that this turn attempts at the moment, by their ids."""
         self._refused: Amounts | None = None
         """The estimate that a budget has refused."""
-        self._is_stop_provisional = False
+        self._is_stop_uncommitted = False
         """True if a transaction of the caller stopped the turn: its rollback takes that back."""
         self._is_used = False
         self._has_left = False
@@ -117,7 +117,7 @@ class Turn(NotCopied, BothContexts):
         """The run of a worker that died, which this turn has ended."""
         self._newest_run: Run | None = None
         self._is_at_rest = False
-        self._provisional = ProvisionalSteps()
+        self._uncommitted = UncommittedSteps()
         self._must_ask = False
         self._unseen: _TurnStep | None = None
         self._told_error: BaseException | None = None
@@ -142,7 +142,7 @@ class Turn(NotCopied, BothContexts):
         return self._current().state if state is None else state
 
     def _current(self) -> Progress:
-        if not self._has_left and (self._provisional or self._must_ask or self._spending.must_renew):
+        if not self._has_left and (self._uncommitted or self._must_ask or self._spending.must_renew):
             self._follow_commits(may_load=may_wait_here())
         if self._progress is None:
             raise ConflictError("The turn has not begun; enter it with `with` or `async with`.")
@@ -353,20 +353,20 @@ class Turn(NotCopied, BothContexts):
         Raises `ConflictError` if another worker resumed or ended it after it was loaded.
         """
         store, session_id, token = self.session.store, self.session.id, self.fencing_token
-        standing = standing_of(state)
-        if not standing.can_continue:
+        readiness = readiness_of(state)
+        if not readiness.can_continue:
             # Read under the lock: an answer may have arrived just before it and found the session busy.
             state = self.session.load()
-            standing = standing_of(state)
-            if not standing.can_continue:
+            readiness = readiness_of(state)
+            if not readiness.can_continue:
                 self._settle(state)
                 return state
-        self.results = standing.answers
+        self.results = readiness.answers
         self._interrupt = None
         self._stop(self._spending.begin(state, self.fencing_token), self._spending.estimate)
         # A loaded state need not say whether posts are waiting, so assume that they are.
         may_receive = self._receives and self.session._has_posts and getattr(state, "_has_posts", True)
-        if standing.is_suspended:
+        if readiness.is_suspended:
             state = store.resume(session_id, expected_version=state.version, fencing_token=token)
         status = state.status
         if self.run is None:
@@ -498,8 +498,8 @@ class Turn(NotCopied, BothContexts):
         with self._mutex:
             before, self._progress = self._current(), progress
             if connection is not None:
-                self._provisional.add(connection, before)
-            refusal = self._spending.settle(is_provisional=connection is not None)
+                self._uncommitted.add(connection, before)
+            refusal = self._spending.settle(is_uncommitted=connection is not None)
             self._stop(refusal, self._spending.estimate)
 
     def _commit_failed(self, step: _TurnStep, error: BaseException) -> None:
@@ -521,18 +521,18 @@ class Turn(NotCopied, BothContexts):
 
     def _follow_commits(self, *, may_load: bool = True) -> None:
         """Undo the steps of a caller's transaction that was rolled back, to match the stored state."""
-        if not (self._provisional or self._must_ask or self._spending.must_renew):
+        if not (self._uncommitted or self._must_ask or self._spending.must_renew):
             return
         with self._mutex:
-            before = self._provisional.settle()
+            before = self._uncommitted.settle()
             if before is not None:
                 self._progress, self._must_ask = before, True
                 self._spending.caller_rolled_back()
-                if self._is_stop_provisional:
-                    self._interrupt, self._is_stop_provisional = None, False
-            elif not self._provisional:
+                if self._is_stop_uncommitted:
+                    self._interrupt, self._is_stop_uncommitted = None, False
+            elif not self._uncommitted:
                 self._spending.caller_committed()
-                self._is_stop_provisional = False
+                self._is_stop_uncommitted = False
             if self._must_ask and may_load:
                 self._ask()
         if self._spending.must_renew and may_load:
@@ -545,12 +545,12 @@ class Turn(NotCopied, BothContexts):
             return
         connection = self.session._stores.connection_of_caller
         if connection is not None:
-            self._provisional.add(connection, self._progress)
+            self._uncommitted.add(connection, self._progress)
         refusal = self._spending.record_again(
             self._progress.state,
             self.fencing_token,
             is_lost=True,
-            is_provisional=connection is not None,
+            is_uncommitted=connection is not None,
         )
         self._stop(refusal, self._spending.estimate)
 
@@ -560,7 +560,7 @@ class Turn(NotCopied, BothContexts):
             return
         self._interrupt, self._refused = error, refused
         connection = self.session._stores.connection_of_caller
-        self._is_stop_provisional = refused is not None and connection is not None
+        self._is_stop_uncommitted = refused is not None and connection is not None
 
     def _require_own_locks(self, estimate: Amounts) -> None:
         """Raise `ConflictError` for an estimate whose hold no lock of this store would keep."""
@@ -615,7 +615,7 @@ class _TurnStep(Step):
         turn = self._turn
         connection = self.session._stores.connection_of_caller
         if connection is not None:
-            turn._provisional.add(connection, turn._current())
+            turn._uncommitted.add(connection, turn._current())
         refusal = turn._spending.reserve(state, self._estimate, self._fencing_token)
         if refusal is not None:
             turn._stop(refusal, self._estimate)

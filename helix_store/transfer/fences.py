@@ -171,15 +171,15 @@ def _distinguishing(rows: Table) -> tuple[str, ...]:
 
 
 def creation(db: Database, phase: str) -> Iterator[Statement]:
-    place = _Place.of(db) if db.is_postgresql else None
+    names = _QualifiedNames.of(db) if db.is_postgresql else None
     for fenced in fenced_tables():
-        if place is None:
+        if names is None:
             yield from _sqlite_triggers(fenced, db.tenant, phase)
         else:
-            yield from _postgresql_trigger(fenced, db.tenant, phase, place)
+            yield from _postgresql_trigger(fenced, db.tenant, phase, names)
 
 
-class _Place(NamedTuple):
+class _QualifiedNames(NamedTuple):
     """The names include the schema: a writer may have temporary tables of the same names in its path."""
 
     schema: str
@@ -189,7 +189,7 @@ class _Place(NamedTuple):
     tables: dict[str, str]
 
     @classmethod
-    def of(cls, db: Database) -> _Place:
+    def of(cls, db: Database) -> _QualifiedNames:
         fenced = [each.table for each in fenced_tables()]
         names = ", ".join(f"('{name}')" for name in {_FENCES, _LOG, table(Session), table(Stream), *fenced})
         rows = db.execute(Statement(_SCHEMAS_OF.format(names)), {})
@@ -207,18 +207,20 @@ _SCHEMAS_OF: Final = """
     JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"""
 
 
-def _postgresql_trigger(fenced: Fenced, tenant: str, phase: str, place: _Place) -> Iterator[Statement]:
-    parent = place.parents[fenced.parent]
+def _postgresql_trigger(
+    fenced: Fenced, tenant: str, phase: str, names: _QualifiedNames
+) -> Iterator[Statement]:
+    parent = names.parents[fenced.parent]
     if phase == COPYING:
-        name, guard, declarations = fenced.logger(tenant), _guard(fenced, place), ""
+        name, guard, declarations = fenced.logger(tenant), _guard(fenced, names), ""
         # The writers' roles have no privileges on the log.
         security = "SECURITY DEFINER"
-        body = fenced.log(("OLD", "NEW"), parent, "pg_catalog.json_build_array", place.log, "TG_ARGV[0]")
+        body = fenced.log(("OLD", "NEW"), parent, "pg_catalog.json_build_array", names.log, "TG_ARGV[0]")
     else:
         name, guard, declarations = fenced.trigger(tenant), "", "DECLARE is_theirs boolean;"
         security = "SECURITY INVOKER"
-        body = _refusal(fenced.tenant("OLD", parent), fenced.tenant("NEW", parent), place.fences)
-    function = f"{place.schema}.{name}()"
+        body = _refusal(fenced.tenant("OLD", parent), fenced.tenant("NEW", parent), names.fences)
+    function = f"{names.schema}.{name}()"
     yield Statement(
         f"""
         CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql {security}
@@ -241,16 +243,16 @@ def _postgresql_trigger(fenced: Fenced, tenant: str, phase: str, place: _Place) 
     )
     if phase == FENCED:
         yield from retirement(fenced.table, fenced.logger(tenant))
-        yield Statement(f"DROP FUNCTION IF EXISTS {place.schema}.{fenced.logger(tenant)}()")
+        yield Statement(f"DROP FUNCTION IF EXISTS {names.schema}.{fenced.logger(tenant)}()")
 
 
-def _guard(fenced: Fenced, place: _Place) -> str:
+def _guard(fenced: Fenced, names: _QualifiedNames) -> str:
     """Return PL/pgSQL that refuses to run on any other table.
 
     The function has the rights of its owner, and evaluates columns whose types belong to the table: a type
     of another role may have casts that are functions of that role.
     """
-    literal = place.tables[fenced.table].replace("'", "''")
+    literal = names.tables[fenced.table].replace("'", "''")
     return f"""
             IF TG_RELID <> '{literal}'::pg_catalog.regclass THEN
                 IF '{literal}'::pg_catalog.regclass NOT IN (

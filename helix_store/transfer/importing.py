@@ -44,7 +44,7 @@ _NOTHING: Final = {"spent_usd": "0.000000000000", "spent_tokens": 0}
 _ROWS: Final = 200
 _CHARACTERS: Final = 4_000_000
 
-_Place = tuple[Any, ...]
+_OrderKey = tuple[Any, ...]
 
 _CAUSED_BY_DATA: Final = (
     DataError,
@@ -399,37 +399,39 @@ def _merge_rows(
     """
     table = next(each for each in tables("tenant") if each.record == unit.name)
     model, order, format_ = table.model, table.order, format_of(table)
-    rows = {_place(record, order): format_.values_of(record, limits) for record in records}
-    wanted = at_places(unit.tenant, order, list(rows.values()))
+    rows = {_order_key(record, order): format_.values_of(record, limits) for record in records}
+    wanted = with_order_keys(unit.tenant, order, list(rows.values()))
     before = _stored(db, format_, order, wanted)
-    new = [model(tenant=unit.tenant, **values) for place, values in rows.items() if place not in before]
+    new = [model(tenant=unit.tenant, **values) for key, values in rows.items() if key not in before]
     model._base_manager.using(db.alias).bulk_create(new, ignore_conflicts=True)
     # Another import may have stored the same row in the meantime.
     after = _stored(db, format_, order, wanted) if new else before
     # SQLite leaves out a row for which any constraint fails, not only one that is stored already.
-    if refused := [place for place in rows if place not in after]:
+    if refused := [key for key in rows if key not in after]:
         shown = ", ".join(map(shown_id, map(str, refused[0])))
         raise IntegrityFault(f"The database refused the row {shown} because of a constraint.")
-    differing = sum(after[_place(record, order)] != record for record in records)
+    differing = sum(after[_order_key(record, order)] != record for record in records)
     return len(new), differing
 
 
-def _place(record: Record, order: tuple[str, ...]) -> _Place:
+def _order_key(record: Record, order: tuple[str, ...]) -> _OrderKey:
     return tuple(record.get(name) for name in order)
 
 
-def at_places(tenant: str, order: tuple[str, ...], rows: Sequence[Mapping[str, Any]]) -> Q:
+def with_order_keys(tenant: str, order: tuple[str, ...], rows: Sequence[Mapping[str, Any]]) -> Q:
     """Return the condition that selects the rows with these values in the identifying columns."""
     if len(order) == 1:
         (name,) = order
         return Q(**{"tenant": tenant, f"{name}__in": [values[name] for values in rows]})
-    places = Q()
+    keys = Q()
     for values in rows:
-        places |= Q(**{name: values[name] for name in order})
-    return Q(tenant=tenant) & places
+        keys |= Q(**{name: values[name] for name in order})
+    return Q(tenant=tenant) & keys
 
 
-def _stored(db: Database, format_: RecordFormat, order: tuple[str, ...], wanted: Q) -> dict[_Place, Record]:
+def _stored(
+    db: Database, format_: RecordFormat, order: tuple[str, ...], wanted: Q
+) -> dict[_OrderKey, Record]:
     found = format_.model._base_manager.using(db.alias).filter(wanted).values_list(*format_.selected)
     records = [format_.record_of(values, None) for values in found]
-    return {_place(record, order): record for record in records}
+    return {_order_key(record, order): record for record in records}

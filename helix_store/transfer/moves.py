@@ -63,7 +63,7 @@ from helix_store.transfer.fences import (
     through_the_fence,
     unfenced,
 )
-from helix_store.transfer.importing import at_places, import_units
+from helix_store.transfer.importing import import_units, with_order_keys
 from helix_store.transfer.records import ExportSummary, ImportSummary, Unit
 
 ROWS: Final = 100
@@ -187,13 +187,13 @@ def _chosen(tenant: str, changes: Mapping[str, Sequence[Sequence[Any]]]) -> Iter
     for table in _tables_of_tenants():
         names = changes.get(table.record, ())
         for start in range(0, len(names), ROWS):
-            places = [dict(zip(table.order, name, strict=False)) for name in names[start : start + ROWS]]
-            if not all(places):
+            keys = [dict(zip(table.order, name, strict=False)) for name in names[start : start + ROWS]]
+            if not all(keys):
                 yield table, Q(tenant=tenant)
                 continue
-            yield table, at_places(tenant, table.order, places)
+            yield table, with_order_keys(tenant, table.order, keys)
             if table.model is Session:
-                session_ids = [place["session_id"] for place in places]
+                session_ids = [key["session_id"] for key in keys]
                 yield declared(UsageEntry), Q(tenant=tenant, recorded_for__in=session_ids)
 
 

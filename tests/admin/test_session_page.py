@@ -304,7 +304,8 @@ def test_a_long_wait_does_not_hide_the_work_around_it(browser: Browser) -> None:
     busy = [(start, start + seconds), (start + timedelta(days=3), start + timedelta(days=3) + seconds)]
     scale = Scale(busy)
     first, wait, last = (
-        scale.place(end) - scale.place(begin) for begin, end in (busy[0], (busy[0][1], busy[1][0]), busy[1])
+        scale.position(end) - scale.position(begin)
+        for begin, end in (busy[0], (busy[0][1], busy[1][0]), busy[1])
     )
     assert first == pytest.approx(last)
     assert first > 10 * wait > 0

@@ -11,7 +11,7 @@ from enum import IntEnum, auto
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
-from helix_store.budgets import Standing
+from helix_store.budgets import Balance
 from helix_store.core.types import SessionState
 from helix_store.counters import Spender, keys_of
 from helix_store.exceptions import (
@@ -171,10 +171,10 @@ class _Worker:
     def _require_within_limits(self, state: SessionState) -> None:
         """Read every budget of a session in one statement, with what the session itself holds."""
         spender = Spender(state.root_session_id or state.session_id, state.user_id, state.agent_type)
-        for standing in self.store.budgets._backend.standings(keys_of(spender)):
-            excess = _excess(standing)
+        for balance in self.store.budgets._backend.balances(keys_of(spender)):
+            excess = _excess(balance)
             if excess > 0:
-                self.tell(Told(f"a worker found {standing}", excess))
+                self.tell(Told(f"a worker found {balance}", excess))
 
     def _held(self, turn: Turn) -> dict[str, Any]:
         """Return what a turn holds, by the name of the budget."""
@@ -189,9 +189,9 @@ class _Worker:
         }
 
 
-def _excess(standing: Standing) -> int:
-    limits = standing.definition
-    used = standing.spent + standing.held
+def _excess(balance: Balance) -> int:
+    limits = balance.definition
+    used = balance.spent + balance.held
     return max(
         0 if limits.limit_tokens is None else used.tokens - limits.limit_tokens,
         0 if limits.limit_usd is None else tokens_of(used.usd - limits.limit_usd),

@@ -34,7 +34,7 @@ _CAP_PAGES: Final = ("tests/admin/test_budgets.py::test_values_of_another_tenant
 _CAP_RACES: Final = ("tests/concurrency/test_budgets.py",)
 
 _PRICES: Final = named("tests/unit/test_pricing.py", "every_kind_of_token", "do_not_say_what")
-_READABLE: Final = ("tests/frameworks/test_readable.py",)
+_CHECKS: Final = ("tests/frameworks/test_payload_checks.py",)
 _LANE: Final = named("tests/items/test_item_log.py", "a_whole_lane")
 
 _STEPS: Final = "sessions/steps.py"
@@ -99,8 +99,14 @@ LEDGERS: Final = (
         "prices", _ENTRIES, '"input_audio_tokens": tokens.audio_prompt', '"input_audio_tokens": 0', _PRICES
     ),
     # --- What is stored is readable, and a replacement ends at its lane
-    Mutant("readable", _ITEM_STORAGE, "raise InvalidPayload(path=name, reason=reason)", "return", _READABLE),
-    Mutant("readable", _PYDANTIC, "        adapter.validate_python(dumped)\n", "", _READABLE),
+    Mutant(
+        "payload checks",
+        _ITEM_STORAGE,
+        "raise InvalidPayload(path=name, reason=reason)",
+        "return",
+        _CHECKS,
+    ),
+    Mutant("payload checks", _PYDANTIC, "        adapter.validate_python(dumped)\n", "", _CHECKS),
     Mutant(
         "lane",
         _ITEMS_DB,

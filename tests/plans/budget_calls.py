@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from helix_store.budgets import _OWN, STANDINGS_OF_KEYS, Amounts
+from helix_store.budgets import _OWN, BALANCES_OF_KEYS, Amounts
 from helix_store.counters import Spender, Spent, change_counters, keys_of
 from helix_store.engine.database import Database
 from helix_store.stores import Store
@@ -34,7 +34,7 @@ def _lock_of_counters(world: World) -> Callable[[], object]:
 
 def _hold(world: World) -> Callable[[], object]:
     backend: Any = world.budgets._backend
-    rows = backend.db.read(STANDINGS_OF_KEYS, backend._given(keys_of(_SPENDER), "session-7"))
+    rows = backend.db.read(BALANCES_OF_KEYS, backend._given(keys_of(_SPENDER), "session-7"))
     # The check does not look at the session again.
     of_a_session = [(*row[:_OWN], 1, *row[_OWN + 1 :]) for row in rows]
     return partial(backend._hold_as_read, of_a_session, 1, Amounts(1, 1))

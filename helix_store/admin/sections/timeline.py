@@ -63,7 +63,7 @@ class Scale:
         cut = sum((end - start for start, end in self.gaps), timedelta())
         self._unit = room / max((self.end - self.start - cut).total_seconds(), 0.001)
 
-    def place(self, at: datetime) -> float:
+    def position(self, at: datetime) -> float:
         at = min(max(at, self.start), self.end)
         shown, skipped = at - self.start, 0.0
         for start, end in self.gaps:
@@ -108,7 +108,7 @@ class Timeline(Section):
             _set_starts(steps, earlier.values("run_id", "created_at").first(), shown)
         return {
             "rows": list(self._rows(view, scale, shown, steps, sub_agents, now)),
-            "gaps": [_placed(scale, start, end) for start, end in scale.gaps],
+            "gaps": [_span(scale, start, end) for start, end in scale.gaps],
             "list_url": view.list_url(Run),
             "starts": stamp(scale.start),
             "ends": stamp(scale.end),
@@ -234,15 +234,15 @@ def _row(
         "took": duration(end - start) if is_known else NOTHING,
         "title": f"{format_time(start)} to {format_time(end)}",
         "url": url,
-        **_placed(scale, start, end),
+        **_span(scale, start, end),
     }
 
 
-def _placed(scale: Scale, start: datetime, end: datetime) -> dict[str, str]:
+def _span(scale: Scale, start: datetime, end: datetime) -> dict[str, str]:
     """Return the position of a bar as strings: a template would format numbers in the user's language."""
-    x = scale.place(start)
+    x = scale.position(start)
     # A short bar must stay visible, even at the end of the axis.
-    width = max(scale.place(end) - x, 4.0)
+    width = max(scale.position(end) - x, 4.0)
     return {"x": f"{min(x, _WIDTH - width):.1f}", "width": f"{width:.1f}"}
 
 

@@ -202,8 +202,8 @@ def new_session(
 ) -> NewSession:
     """Return a graph session in its initial form. Raises `InvalidPayload` and `LimitExceeded`."""
     typed_metadata = encode_metadata(metadata, limits)
-    place = {"workspace_id": workspace_id, "directory": directory}
-    new = root_session(session_id, GRAPH_AGENT_TYPE, limits=limits, title=title, **place)
+    location = {"workspace_id": workspace_id, "directory": directory}
+    new = root_session(session_id, GRAPH_AGENT_TYPE, limits=limits, title=title, **location)
     new.encoded.columns["typed_metadata"] = typed_metadata
     return new
 

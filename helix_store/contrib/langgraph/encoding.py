@@ -90,8 +90,8 @@ _DEEPEST_SEARCHABLE: Final = 8
 _LONGEST_SEARCHABLE: Final = 8_192
 
 
-class Place(NamedTuple):
-    """The place that a config refers to: a thread, a namespace, and a checkpoint or the newest one."""
+class CheckpointAddress(NamedTuple):
+    """The address that a config refers to: a thread, a namespace, and a checkpoint or the newest one."""
 
     thread_id: str
     session_id: str
@@ -99,7 +99,7 @@ class Place(NamedTuple):
     checkpoint_id: str | None
 
     @classmethod
-    def of(cls, config: RunnableConfig) -> Place:
+    def of(cls, config: RunnableConfig) -> CheckpointAddress:
         """Read a config. Raises `InvalidPayload` and `LimitExceeded` for ids that cannot be stored."""
         configurable = config["configurable"]
         thread_id, session_id = cls.ids_of_thread(configurable["thread_id"])
@@ -151,7 +151,7 @@ def long_id(value: Any, name: str) -> str:
 
 def encoded_checkpoint(
     serde: SerializerProtocol,
-    place: Place,
+    address: CheckpointAddress,
     config: RunnableConfig,
     checkpoint: Checkpoint,
     metadata: CheckpointMetadata,
@@ -178,10 +178,10 @@ def encoded_checkpoint(
     named += [(f"channel_values/{channel}", values[channel]) for channel in stored]
     (kind, body), *blobs = _encoded(serde, named, "channel_values", channels=stored, limit=limit)
     return {
-        "thread_id": place.thread_id if place.thread_id != place.session_id else None,
-        "namespace": place.namespace,
+        "thread_id": address.thread_id if address.thread_id != address.session_id else None,
+        "namespace": address.namespace,
         "checkpoint_id": long_id(checkpoint["id"], "checkpoint/id"),
-        "parent_id": place.checkpoint_id,
+        "parent_id": address.checkpoint_id,
         **about_checkpoint(known),
         "versions": json.dumps(versions, ensure_ascii=False),
         "type": kind,
@@ -211,7 +211,7 @@ def about_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def encoded_writes(
     serde: SerializerProtocol,
-    place: Place,
+    address: CheckpointAddress,
     writes: Sequence[tuple[str, Any]],
     task_id: str,
     task_path: str,
@@ -230,8 +230,8 @@ def encoded_writes(
     channels = [long_id(at_position[position][0], "writes") for position in positions]
     blobs = _encoded(serde, named, "writes", channels=channels, limit=limit)
     return {
-        "namespace": place.namespace,
-        "checkpoint_id": place.checkpoint_id,
+        "namespace": address.namespace,
+        "checkpoint_id": address.checkpoint_id,
         "task_id": long_id(task_id, "task_id"),
         "task_path": validation.text(task_path, "task_path", limit=MAX_METADATA_BYTES),
         "positions": positions,

@@ -218,8 +218,8 @@ class StoredMemory(NamedTuple):
         try:
             return self.value
         except IntegrityFault:
-            place = f"{shown_id(self.key)} of the namespace {shown_id(self.namespace)}"
-            _logger.error("A search leaves out the LangGraph memory %s, which cannot be read.", place)
+            name = f"{shown_id(self.key)} of the namespace {shown_id(self.namespace)}"
+            _logger.error("A search leaves out the LangGraph memory %s, which cannot be read.", name)
             return None
 
 

@@ -36,8 +36,8 @@ from helix_store.adapters import LockedSession, SessionAdapter
 from helix_store.contrib.langgraph.encoding import (
     AGENT_TYPE,
     Body,
+    CheckpointAddress,
     CheckpointRow,
-    Place,
     StrictSerializer,
     ValueRow,
     WriteRow,
@@ -89,12 +89,12 @@ _LONGEST_MARK: Final = 60
 _Found = tuple[CheckpointRow, Callable[[], CheckpointTuple]]
 
 
-def one(db: Database, serde: SerializerProtocol, place: Place) -> CheckpointTuple | None:
+def one(db: Database, serde: SerializerProtocol, address: CheckpointAddress) -> CheckpointTuple | None:
     """Return a checkpoint by its id, or the newest of its namespace."""
-    parameters = {**_names(db, place), "namespace": place.namespace, "limit": 1}
-    if place.checkpoint_id is not None:
-        parameters["checkpoint_id"] = place.checkpoint_id
-    found = _page(db, serde, parameters, place.thread_id)
+    parameters = {**_names(db, address), "namespace": address.namespace, "limit": 1}
+    if address.checkpoint_id is not None:
+        parameters["checkpoint_id"] = address.checkpoint_id
+    found = _page(db, serde, parameters, address.thread_id)
     return found[0][1]() if found else None
 
 
@@ -111,19 +111,19 @@ def every(
     requested. In the list of a thread, an unreadable checkpoint raises `IntegrityFault` when it is reached.
     In a list of all threads it is left out and logged, because damage in one thread must not hide the others.
     """
-    place = Place.of(config) if config else None
+    address = CheckpointAddress.of(config) if config else None
     is_of_namespace = config is not None and config["configurable"].get("checkpoint_ns") is not None
     before_id = get_checkpoint_id(before) if before else None
     if before_id is not None:
         validation.text(before_id, "before/configurable/checkpoint_id", limit=MAX_LONG_ID_BYTES)
     parameters = {
-        **({"tenant": db.tenant} if place is None else _names(db, place)),
-        **({"checkpoint_id": place.checkpoint_id} if place and place.checkpoint_id else {}),
-        **({"namespace": place.namespace} if place and is_of_namespace else {}),
+        **({"tenant": db.tenant} if address is None else _names(db, address)),
+        **({"checkpoint_id": address.checkpoint_id} if address and address.checkpoint_id else {}),
+        **({"namespace": address.namespace} if address and is_of_namespace else {}),
         **({"before": before_id} if before_id is not None else {}),
         **({"filter": searchable_filter(wanted)} if wanted else {}),
     }
-    thread_id = place.thread_id if place else None
+    thread_id = address.thread_id if address else None
     size = conf.page_size()
     left = None if limit is None else validation.query_number(limit, "limit", minimum=-MAX_BIGINT)
     while left is None or left > 0:
@@ -133,7 +133,7 @@ def every(
             try:
                 found = read()
             except IntegrityFault as exc:
-                if place is not None:
+                if address is not None:
                     raise
                 _logger.error("A list of all threads leaves out a checkpoint. %s", exc)
                 continue
@@ -145,8 +145,8 @@ def every(
         parameters |= {"last_checkpoint_id": last.checkpoint_id, "last_id": last.id}
 
 
-def _names(db: Database, place: Place) -> dict[str, Any]:
-    return {"tenant": db.tenant, "session_id": place.session_id}
+def _names(db: Database, address: CheckpointAddress) -> dict[str, Any]:
+    return {"tenant": db.tenant, "session_id": address.session_id}
 
 
 def _page(
@@ -181,14 +181,14 @@ class _Ancestor(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """The walk of one channel: the ancestors that it passed, and the place where the value is stored."""
+    """The walk of one channel: the ancestors that it passed, and the checkpoint that stores the value."""
 
     passed: list[str] = field(default_factory=list)
     seed: _Ancestor | None = None
 
 
 def history(
-    db: Database, serde: SerializerProtocol, place: Place, channels: Sequence[str]
+    db: Database, serde: SerializerProtocol, address: CheckpointAddress, channels: Sequence[str]
 ) -> dict[str, DeltaChannelHistory]:
     channels = [
         validation.text(each, "channels", limit=MAX_LONG_ID_BYTES)
@@ -196,35 +196,37 @@ def history(
     ]
     if not channels:
         return {}
-    walks = _walks(db, serde, place, channels)
-    writes, values = _written(db, place, walks)
+    walks = _walks(db, serde, address, channels)
+    writes, values = _written(db, address, walks)
     found: dict[str, DeltaChannelHistory] = {}
     for channel, walk in walks.items():
         found[channel] = {"writes": []}
         for checkpoint_id in reversed(walk.passed):
             read = partial(read_writes, serde, writes[checkpoint_id, channel])
-            found[channel]["writes"] += read_from(place.thread_id, checkpoint_id, read)
+            found[channel]["writes"] += read_from(address.thread_id, checkpoint_id, read)
         if walk.seed is not None:
             seed = partial(_seed, serde, channel, walk.seed, values)
-            found[channel]["seed"] = read_from(place.thread_id, walk.seed.checkpoint_id, seed)
+            found[channel]["seed"] = read_from(address.thread_id, walk.seed.checkpoint_id, seed)
     return found
 
 
 def ancestors_needed(
-    db: Database, serde: SerializerProtocol, place: Place, channels: Sequence[str]
+    db: Database, serde: SerializerProtocol, address: CheckpointAddress, channels: Sequence[str]
 ) -> set[str]:
     """Return the ids of the ancestors from which the values of channels are read."""
     return {
-        checkpoint_id for walk in _walks(db, serde, place, channels).values() for checkpoint_id in walk.passed
+        checkpoint_id
+        for walk in _walks(db, serde, address, channels).values()
+        for checkpoint_id in walk.passed
     }
 
 
 def _walks(
-    db: Database, serde: SerializerProtocol, place: Place, channels: Sequence[str]
+    db: Database, serde: SerializerProtocol, address: CheckpointAddress, channels: Sequence[str]
 ) -> dict[str, _Walk]:
     """Walk from the parent of a checkpoint to older ones until each channel has a stored value."""
     walks = {channel: _Walk() for channel in channels}
-    for ancestor in _ancestors(db, serde, place):
+    for ancestor in _ancestors(db, serde, address):
         open_walks = {channel: walk for channel, walk in walks.items() if walk.seed is None}
         if not open_walks:
             break
@@ -236,9 +238,9 @@ def _walks(
     return walks
 
 
-def _ancestors(db: Database, serde: SerializerProtocol, place: Place) -> Iterator[_Ancestor]:
-    names = {"tenant": db.tenant, "session_id": place.session_id, "namespace": place.namespace}
-    start = place.checkpoint_id
+def _ancestors(db: Database, serde: SerializerProtocol, address: CheckpointAddress) -> Iterator[_Ancestor]:
+    names = {"tenant": db.tenant, "session_id": address.session_id, "namespace": address.namespace}
+    start = address.checkpoint_id
     if start is None:
         newest = db.read(NEWEST_ID, names)
         start = newest[0][0] if newest else None
@@ -246,13 +248,13 @@ def _ancestors(db: Database, serde: SerializerProtocol, place: Place) -> Iterato
         page = db.read(CHAIN, {**names, "checkpoint_id": start, "depth": _PAGE})
         # The first row is only the start of the page: it is not an ancestor, or was on the previous page.
         for checkpoint_id, _, versions, kind, content in page[1:]:
-            body = read_from(place.thread_id, checkpoint_id, partial(read_body, serde, kind, content))
+            body = read_from(address.thread_id, checkpoint_id, partial(read_body, serde, kind, content))
             yield _Ancestor(checkpoint_id, json.loads(versions), body)
         start = page[-1][0] if len(page) > _PAGE else None
 
 
 def _written(
-    db: Database, place: Place, walks: Mapping[str, _Walk]
+    db: Database, address: CheckpointAddress, walks: Mapping[str, _Walk]
 ) -> tuple[defaultdict[tuple[str, str], list[WriteRow]], dict[tuple[str, str], ValueRow]]:
     """Return the writes of each checkpoint to each channel, and the values by channel and version."""
     versions = {
@@ -262,8 +264,8 @@ def _written(
     }
     parameters = {
         "tenant": db.tenant,
-        "session_id": place.session_id,
-        "namespace": place.namespace,
+        "session_id": address.session_id,
+        "namespace": address.namespace,
         "checkpoint_ids": list_parameter(
             db, sorted({each for walk in walks.values() for each in walk.passed})
         ),
@@ -359,7 +361,7 @@ def prune_rows(
         if strategy == "delete":
             delete_thread(thread_id)
             continue
-        names = Place.ids_of_thread(thread_id)
+        names = CheckpointAddress.ids_of_thread(thread_id)
         try:
             _in_thread(adapter, names[1], partial(_keep_latest, serde, names))
         except IntegrityFault as exc:
@@ -398,8 +400,8 @@ def _keep_latest(serde: SerializerProtocol, names: tuple[str, str], session: Loc
         body = read_from(names[0], head, partial(read_body, serde, kind, bytes(content)))
         if is_of_call and _is_past(body, keys.get("", {}), heads.get("")):
             continue
-        place = Place(*names, namespace, head)
-        needed = ancestors_needed(session.db, serde, place, body.delta_channels)
+        address = CheckpointAddress(*names, namespace, head)
+        needed = ancestors_needed(session.db, serde, address, body.delta_channels)
         kept |= {key, *(keys[namespace][each] for each in needed)}
     _delete(session, [key for known in keys.values() for key in known.values() if key not in kept])
 
@@ -475,7 +477,7 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
         One statement. Pending writes are in the order of their task paths, task ids and positions. Raises
         `IntegrityFault` for a stored checkpoint that cannot be read.
         """
-        return one(self._adapter.db, self.serde, Place.of(config))
+        return one(self._adapter.db, self.serde, CheckpointAddress.of(config))
 
     def list(
         self,
@@ -505,7 +507,7 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
         Takes one statement for each page of ancestors, and one for all writes and values. Raises
         `IntegrityFault` if one of the stored values cannot be read.
         """
-        return history(self._adapter.db, self.serde, Place.of(config), channels)
+        return history(self._adapter.db, self.serde, CheckpointAddress.of(config), channels)
 
     # --- Writes ---
 
@@ -522,12 +524,12 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
         `InvalidPayload` and `LimitExceeded` before anything is stored, and `FencedOutError` for a superseded
         owner.
         """
-        place = Place.of(config)
+        address = CheckpointAddress.of(config)
         columns = encoded_checkpoint(
-            self.serde, place, config, checkpoint, metadata, new_versions, limit=self._largest
+            self.serde, address, config, checkpoint, metadata, new_versions, limit=self._largest
         )
-        self._store(place, config, PUT, columns, _put_locked)
-        return config_of(place.thread_id, place.namespace, columns["checkpoint_id"])
+        self._store(address, config, PUT, columns, _put_locked)
+        return config_of(address.thread_id, address.namespace, columns["checkpoint_id"])
 
     def put_writes(
         self,
@@ -541,16 +543,16 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
         One statement on PostgreSQL, one transaction on SQLite. The first write of a task at a position is
         kept, but errors, interrupts and resume values replace earlier ones. Raises the same errors as `put`.
         """
-        place = Place.of(config)
-        if place.checkpoint_id is None:
+        address = CheckpointAddress.of(config)
+        if address.checkpoint_id is None:
             raise InvalidPayload(
                 path="config/configurable/checkpoint_id", reason="expected the checkpoint's id"
             )
-        columns = encoded_writes(self.serde, place, writes, task_id, task_path, limit=self._largest)
+        columns = encoded_writes(self.serde, address, writes, task_id, task_path, limit=self._largest)
         # A repeated statement could replace a value that another worker has since stored in that position.
         replaces = any(position < 0 for position in columns["positions"])
         statement = None if replaces else PUT_WRITES
-        self._store(place, config, statement, columns, _put_writes_locked)
+        self._store(address, config, statement, columns, _put_writes_locked)
 
     @property
     def _largest(self) -> int:
@@ -558,7 +560,7 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
 
     def _store(
         self,
-        place: Place,
+        address: CheckpointAddress,
         config: RunnableConfig,
         statement: Statement | None,
         columns: dict[str, Any],
@@ -566,23 +568,23 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
     ) -> None:
         """Store with ``statement``; if there is none, use a transaction, whose number reveals its outcome."""
         db, owned = self._adapter.db, self._owned
-        if owned is not None and owned.session_id != place.session_id:
+        if owned is not None and owned.session_id != address.session_id:
             reason = "this saver owns another thread; claim this one too"
             raise InvalidPayload(path="config/configurable/thread_id", reason=reason)
-        portable = partial(self._store_locked, place, config, columns, locked)
+        portable = partial(self._store_locked, address, config, columns, locked)
         if statement is None or owned is not None or not db.has_fast_writes:
             portable()
             return
 
         def store(call: Call) -> None:
             about = _about_thread(config)
-            thread = {"session_id": place.session_id, "user_id": about.get("user_id")}
+            thread = {"session_id": address.session_id, "user_id": about.get("user_id")}
             parameters = {**columns, **thread, "tenant": db.tenant}
             if call.try_write(statement, parameters):
                 return
             # The thread is new, its user is not yet set, or the statement was aborted; the portable form
             # tries again.
-            self._adapter.ensure(place.session_id, **about)
+            self._adapter.ensure(address.session_id, **about)
             # This is checked again because it opens the connection that the previous call released.
             if not (call.has_fast_writes and call.try_write(statement, parameters)):
                 portable()
@@ -591,10 +593,10 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
         db.committed_once(store, lambda _: portable(), operation_id=lambda: columns["checkpoint_id"])
 
     def _store_locked(
-        self, place: Place, config: RunnableConfig, columns: dict[str, Any], locked: Any
+        self, address: CheckpointAddress, config: RunnableConfig, columns: dict[str, Any], locked: Any
     ) -> None:
         self._adapter.write(
-            place.session_id,
+            address.session_id,
             partial(locked, columns=columns),
             fencing_token=self._owned.fencing_token if self._owned else None,
             **_about_thread(config),
@@ -613,7 +615,7 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
         refused with `FencedOutError` and store nothing. This also supersedes a worker that drives the session
         with a turn or its own lock, and vice versa. Savers that have not claimed a thread are not checked.
         """
-        _, session_id = Place.ids_of_thread(thread_id)
+        _, session_id = CheckpointAddress.ids_of_thread(thread_id)
         lock = DatabaseLockManager(self._adapter.db.alias, tenant=self.tenant).take_over(session_id)
         owner = copy.copy(self)
         owner._owned = _Owned(session_id, lock.fencing_token)
@@ -630,7 +632,7 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread: the whole session if a saver created it, otherwise only its checkpoints."""
-        _, session_id = Place.ids_of_thread(thread_id)
+        _, session_id = CheckpointAddress.ids_of_thread(thread_id)
         self._adapter.delete(session_id, LangGraphCheckpoint, LangGraphValue, LangGraphWrite)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -647,7 +649,9 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
         Rows that the target already has are kept. A new target gets the user and the title of the source.
         """
         copy_thread_rows(
-            self._adapter, Place.ids_of_thread(source_thread_id), Place.ids_of_thread(target_thread_id)
+            self._adapter,
+            CheckpointAddress.ids_of_thread(source_thread_id),
+            CheckpointAddress.ids_of_thread(target_thread_id),
         )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:

@@ -14,7 +14,13 @@ from typing import Any, ClassVar, Final
 import ormsgpack
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from helix_store.contrib.langgraph.encoding import AGENT_TYPE, Place, about_checkpoint, is_small, long_id
+from helix_store.contrib.langgraph.encoding import (
+    AGENT_TYPE,
+    CheckpointAddress,
+    about_checkpoint,
+    is_small,
+    long_id,
+)
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
 from helix_store.contrib.langgraph.plain import importable_type
 from helix_store.core import validation
@@ -60,7 +66,7 @@ class ThreadSource(ForeignSource):
         return session_of(self.kind, row[0])
 
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
-        _, session_id = Place.ids_of_thread(row[0])
+        _, session_id = CheckpointAddress.ids_of_thread(row[0])
         return Head(root_session(session_id, AGENT_TYPE), _NO_TIME, _NO_TIME)
 
     def _completed(self, head: Head, session: ForeignSession) -> Head:

@@ -167,12 +167,12 @@ class DjangoStore(AcceptsLifecycle, BaseStore):
         return [memory for memory, is_renewing in read if is_renewing and memory.ttl_ms is not None]
 
     def _found(self, search: SearchOp, embedded: Embedded) -> Sequence[tuple[StoredMemory, float | None]]:
-        memories, place = self._memories, {"limit": search.limit, "offset": search.offset}
+        memories, page = self._memories, {"limit": search.limit, "offset": search.offset}
         prefix, conditions = namespace_text(search.namespace_prefix), search.filter or {}
         if self._index is None or not search.query:
-            return [(memory, None) for memory in memories.search(prefix, conditions, **place)]
+            return [(memory, None) for memory in memories.search(prefix, conditions, **page)]
         embedding = self._index, embedded.queries[search.query]
-        return memories.nearest(embedding, prefix, conditions, **place)
+        return memories.nearest(embedding, prefix, conditions, **page)
 
     def _write(self, plan: _Plan, embedded: Embedded, renewed: list[StoredMemory]) -> None:
         memories = self._memories

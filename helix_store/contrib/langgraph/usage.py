@@ -16,7 +16,7 @@ from langgraph.errors import GraphBubbleUp
 
 from helix_store.adapters import SessionAdapter, session_id_for
 from helix_store.contrib.item_storage import hour_long_cost
-from helix_store.contrib.langgraph.encoding import AGENT_TYPE, Place, about_thread
+from helix_store.contrib.langgraph.encoding import AGENT_TYPE, CheckpointAddress, about_thread
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.engine.async_twins import async_twin, in_callers_thread
@@ -168,7 +168,7 @@ class UsageRecorder(BaseCallbackHandler):
     def _record(self, run_id: UUID, call: _Call, **fields: Any) -> None:
         if call.metadata.get("thread_id") is None:
             return
-        _, session_id = Place.ids_of_thread(call.metadata["thread_id"])
+        _, session_id = CheckpointAddress.ids_of_thread(call.metadata["thread_id"])
         step = call.metadata.get("langgraph_step")
         agent = _first(call.metadata, ("lc_agent_name", "langgraph_node")) or AGENT_TYPE
         graph_run = _first(call.metadata, ("run_id",))

@@ -223,8 +223,8 @@ def _dumped(adapter: TypeAdapter[Any], values: list[Any], path: str) -> list[Any
         return dumped
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = "/".join(map(str, first["loc"]))
-        reason = f"Pydantic could not read it again: {place}: {first['msg']}"
+        path_in_value = "/".join(map(str, first["loc"]))
+        reason = f"Pydantic could not read it again: {path_in_value}: {first['msg']}"
     except (ValueError, TypeError, RecursionError) as exc:
         reason = f"Pydantic cannot write it as JSON ({type(exc).__name__})"
     raise InvalidPayload(path=path, reason=reason)

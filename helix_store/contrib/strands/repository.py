@@ -413,7 +413,7 @@ class DjangoStorage(Storage):
 
     async def write(self, key: str, data: bytes) -> None:
         """Store the value of a key. Raises `LimitExceeded` for one of more than ``max_state_bytes``."""
-        session_id, name = self._place(key)
+        session_id, name = self._session_and_name(key)
         document = _file_document(bytes(data))
 
         def write(locked: LockedSession) -> None:
@@ -434,13 +434,13 @@ class DjangoStorage(Storage):
 
     async def read(self, key: str) -> bytes | None:
         """Return the value of a key, or ``None``. One query. Raises `IntegrityFault`."""
-        session_id, name = self._place(key)
+        session_id, name = self._session_and_name(key)
         document = await self._storage.aget(session_id, _LANE, name)
         return None if document is None else _data(document)
 
     async def delete(self, key: str) -> None:
         """Delete the value of a key. Safe to repeat. The session stays; `delete_session` deletes it."""
-        session_id, name = self._place(key)
+        session_id, name = self._session_and_name(key)
 
         def delete(locked: LockedSession) -> None:
             Item.objects.using(locked.alias).filter(session_id=locked.key, lane=_LANE, key=name).delete()
@@ -477,7 +477,7 @@ class DjangoStorage(Storage):
                 keys.append(name if session_id == self._shared_id else f"session/{session_id}/{name}")
         return sorted(key for key in keys if key.startswith(prefix))
 
-    def _place(self, key: str) -> tuple[str, str]:
+    def _session_and_name(self, key: str) -> tuple[str, str]:
         """Return the id of the session with a key, and the key of its item."""
         name = _plain_key(key).strip("/")
         if not name:

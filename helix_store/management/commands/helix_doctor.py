@@ -100,16 +100,16 @@ class _Reporter(Listener):
         self._bar.update(done)
 
     def fixes(self, fault: Fault, action: str) -> None:
-        self._command.progress(f"{self._verb} {_place(fault)}: {action}.")
+        self._command.progress(f"{self._verb} {_location(fault)}: {action}.")
 
     def left(self, fault: Fault) -> None:
-        self._command.progress(f"Not safe to fix {_place(fault)}: see what to do.")
+        self._command.progress(f"Not safe to fix {_location(fault)}: see what to do.")
 
     def must_stop(self) -> bool:
         return self._command.stop.is_set()
 
 
-def _place(fault: Fault) -> str:
+def _location(fault: Fault) -> str:
     tenant = f" of tenant {visible(fault.sample.tenant)}" if fault.sample.tenant else ""
     return f"{fault.rule_id} of {fault.table} {visible(str(fault.sample))}{tenant}"
 
