@@ -236,6 +236,7 @@ class StopAfter:
         return execute(sql, params, many, context)
 
 
+@pytest.mark.thorough
 def test_a_session_is_stored_as_a_whole_or_not_at_all(
     committed_db: CommittedDatabase, many: tuple[Path, bytes]
 ) -> None:

@@ -16,7 +16,10 @@ from tests.processes import WorkerProcess
 
 MEGABYTE = 1_000_000
 GROWTH = 20 * MEGABYTE
-SHORT = f'{{"a":"{"x" * 500}"}}'
+
+
+def _message(characters: int) -> str:
+    return f'{{"role":"user","content":"{"x" * characters}"}}'
 
 
 def export_and_measure(alias: str, tenant: str, path: str) -> tuple[ExportSummary, int]:
@@ -51,44 +54,47 @@ def _add_sessions(alias: str, tenant: str, first: int, last: int) -> None:
             )
             for number in range(start, min(start + 1_000, last))
         )
-        Checkpoint.objects.using(alias).bulk_create(
-            Checkpoint(session=each, kind="state", version=1, source="input", payload="{}", created_at=at)
-            for each in sessions
-        )
+        _add_states(alias, sessions)
         Message.objects.using(alias).bulk_create(
-            Message(session=each, sequence=number, role="user", payload=SHORT, created_at=at)
+            Message(session=each, sequence=number, role="user", payload=_message(500), created_at=at)
             for each in sessions
             for number in (1, 2)
         )
         Lock.objects.using(alias).bulk_create(
             Lock(tenant=tenant, name=each.session_id, token=1) for each in sessions
         )
+
+
+def _add_states(alias: str, sessions: list[Session]) -> None:
+    Checkpoint.objects.using(alias).bulk_create(
+        Checkpoint(
+            session=each, kind="state", version=1, source="input", payload="{}", created_at=each.created_at
+        )
+        for each in sessions
+    )
     state = Checkpoint.objects.using(alias).filter(session=OuterRef("pk")).values("pk")[:1]
-    Session.objects.using(alias).filter(tenant=tenant).update(current=Subquery(state))
+    Session.objects.using(alias).filter(pk__in=[each.pk for each in sessions]).update(current=Subquery(state))
 
 
 def _long_session(alias: str, tenant: str, messages: int) -> None:
     at = moments.now()
-    (session,) = Session.objects.using(alias).bulk_create(
-        [
-            Session(
-                tenant=tenant,
-                session_id="long",
-                agent_type="agent",
-                status="active",
-                message_count=messages,
-                created_at=at,
-                updated_at=at,
-            )
-        ]
+    session = Session.objects.using(alias).create(
+        tenant=tenant,
+        session_id="long",
+        agent_type="agent",
+        status="active",
+        message_count=messages,
+        created_at=at,
+        updated_at=at,
     )
+    _add_states(alias, [session])
     for start in range(0, messages, 1_000):
         Message.objects.using(alias).bulk_create(
             Message(
                 session=session,
                 sequence=number,
                 role="user",
-                payload='{"a":"' + "x" * 10_000 + '"}',
+                payload=_message(10_000),
                 created_at=at,
             )
             for number in range(start + 1, min(start + 1_000, messages) + 1)
@@ -123,6 +129,7 @@ def test_a_long_session_takes_no_more_memory_than_a_short_one(
         Message.objects.using(alias).filter(session__tenant=tenant).delete()
         Session.objects.using(alias).filter(tenant=tenant).delete()
         found, peak = WorkerProcess(import_and_measure, alias, path).outcome(timeout=300).unwrap()
+        assert found["problems"] == []
         assert found["records"]["message"] == messages
         imports.append(peak)
     assert exports[1] - exports[0] < GROWTH
