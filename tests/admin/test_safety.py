@@ -101,6 +101,7 @@ def _check_that_pages_survive(browser: Browser, session: Session) -> None:
     assert "This message cannot be read." in pages["section conversation"].text
 
 
+@pytest.mark.thorough
 @for_each("broken", ["{not json", "~\u2603", "[" * 3_000, "x" * 5_000, ""])
 def test_a_row_that_cannot_be_read_breaks_no_page(browser: Browser, broken: str) -> None:
     session = write_session(browser.database)

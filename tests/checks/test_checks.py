@@ -320,6 +320,7 @@ def test_e014_a_table_that_a_crash_empties(postgres_db: CommittedDatabase) -> No
     assert message.hint == "Run ALTER TABLE helix_store_lock SET LOGGED."
 
 
+@pytest.mark.thorough
 def test_e011_a_server_that_does_not_sync(postgres_db: CommittedDatabase) -> None:
     with PostgresCluster(options=NOT_DURABLE) as cluster:
         process = subprocess.run(

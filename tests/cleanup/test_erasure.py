@@ -57,6 +57,7 @@ def found(alias: str, texts: Any) -> set[tuple[str, str]]:
 # --- Canaries ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @for_each("subject", ["user", "session", "tenant"])
 def test_no_byte_is_left_in_a_dump(store: DatabaseStateStore, subject: str) -> None:
     alias, tenant = store.alias, canary() if subject == "tenant" else store.tenant

@@ -388,6 +388,7 @@ def _retain(alias: str) -> int:
     return apply_retention(using=alias, policy=IDLE, page_size=3).trees
 
 
+@pytest.mark.thorough
 def test_several_at_once_delete_each_tree_once(store: DatabaseStateStore) -> None:
     for number in range(20):
         completed(store, f"old-{number}")

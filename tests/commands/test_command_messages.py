@@ -73,6 +73,7 @@ def test_a_cost_that_is_not_known_is_not_zero(store: DatabaseStateStore) -> None
     assert run(store.alias, "helix_usage", "--by", "model").lines[1].split()[1] == "0.25"
 
 
+@pytest.mark.thorough
 @for_each(
     ("arguments", "code"),
     [

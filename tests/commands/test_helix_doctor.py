@@ -96,6 +96,7 @@ def test_a_table_fits_the_terminal_and_says_what_to_do(
     assert f"{RULES['message-count-off'].what} {RULES['message-count-off'].advice}\n" in wide.out
 
 
+@pytest.mark.thorough
 def test_a_fix_is_told_before_it_is_made_and_a_second_run_finds_nothing(database: CommittedDatabase) -> None:
     execute(database, COUNTS_OFF)
     trial = doctor(database, "--fix", "--dry-run")
@@ -123,6 +124,7 @@ def test_what_cannot_be_fixed_is_told_and_stays_a_problem(database: CommittedDat
     assert ended.code == 1
 
 
+@pytest.mark.thorough
 def test_a_tenant_or_a_session_is_examined_alone(database: CommittedDatabase) -> None:
     other = DatabaseStateStore(database.alias, tenant="other")
     for name in ("one", "two"):
@@ -181,6 +183,7 @@ def test_pages_of_one_row_find_the_same(database: CommittedDatabase) -> None:
         assert json.loads(doctor(database).out)["findings"] == whole["findings"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_after_the_current_page(
     database: CommittedDatabase, number: signal.Signals

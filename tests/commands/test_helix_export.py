@@ -274,6 +274,7 @@ def test_a_folder_that_cannot_be_written_is_wrong_usage(
     assert caught.value.returncode == 2
 
 
+@pytest.mark.thorough
 def test_every_line_is_read_by_a_json_tool(committed_db: CommittedDatabase) -> None:
     fill(committed_db)
     arguments, environment = command(committed_db, "helix_export", "--tenant", committed_db.tenant)
@@ -287,6 +288,7 @@ def test_every_line_is_read_by_a_json_tool(committed_db: CommittedDatabase) -> N
         subprocess.run(JSON_READER, input=lines[-1], capture_output=True, check=True)
 
 
+@pytest.mark.thorough
 def test_a_reader_that_ends_early_is_no_traceback(committed_db: CommittedDatabase) -> None:
     for number in range(30):
         simple_session(committed_db, f"session-{number}", messages=100)
@@ -303,6 +305,7 @@ def test_a_reader_that_ends_early_is_no_traceback(committed_db: CommittedDatabas
     assert "not complete" in message
 
 
+@pytest.mark.thorough
 def test_one_pipe_moves_everything_to_the_other_database(
     sqlite_db: CommittedDatabase, postgres_db: CommittedDatabase
 ) -> None:

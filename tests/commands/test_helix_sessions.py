@@ -156,6 +156,7 @@ def test_pages_continue_across_tenants(is_ascending: bool, empty_db: CommittedDa
     assert both.code == 2
 
 
+@pytest.mark.thorough
 def test_a_list_of_more_than_a_page_is_read_in_pages(empty_db: CommittedDatabase) -> None:
     store = store_of(empty_db)
     for number in range(203):
@@ -170,6 +171,7 @@ def test_a_list_of_more_than_a_page_is_read_in_pages(empty_db: CommittedDatabase
     assert ended.lines[0].split()[0] == "session"
 
 
+@pytest.mark.thorough
 def test_a_signal_stops_a_list_after_the_page(
     empty_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

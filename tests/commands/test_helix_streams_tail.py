@@ -174,6 +174,7 @@ def write_when_told(alias: str, tenant: str, go_on: Event, count: int, ends: boo
     connections.close_all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("notify", [True, False])
 def test_it_prints_what_another_process_writes_until_the_stream_ends(
     committed_db: CommittedDatabase, notify: bool
@@ -203,6 +204,7 @@ def test_it_prints_what_another_process_writes_until_the_stream_ends(
     assert progress == "The stream is ended, after sequence 40.\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_while_it_waits_and_it_says_where_to_go_on(
     committed_db: CommittedDatabase, number: signal.Signals
@@ -236,6 +238,7 @@ def tail_live(alias: str, tenant: str, is_printing: Event) -> tuple[str, str]:
     return run(alias, "tail", "live", "--tenant", tenant, "--format", "json", stdout=out)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_of_another_process_loses_and_repeats_nothing(committed_db: CommittedDatabase) -> None:
     """The signal comes at any point while a writer writes without a pause."""
     alias, tenant = committed_db.alias, committed_db.tenant

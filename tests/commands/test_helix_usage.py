@@ -96,6 +96,7 @@ def test_days_without_usage_are_left_out(empty_db: CommittedDatabase) -> None:
     assert days == ["day", "1970-01-01", "2026-03-15", "2026-04-16", "total"]
 
 
+@pytest.mark.thorough
 @for_each("columns", [80, 100, 160])
 @for_each("by", GROUPINGS)
 def test_no_line_is_wider_than_the_terminal(

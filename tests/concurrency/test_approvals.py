@@ -41,6 +41,7 @@ def store(committed_db: CommittedDatabase) -> DatabaseStateStore:
     return store
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("run", [run_in_processes, run_in_threads], ids=["processes", "threads"])
 def test_of_eight_who_approve_three_different_ones_are_recorded_and_one_answer_is_accepted(
     committed_db: CommittedDatabase, store: DatabaseStateStore, run: Any
@@ -55,6 +56,7 @@ def test_of_eight_who_approve_three_different_ones_are_recorded_and_one_answer_i
     assert broken_invariants(committed_db) == []
 
 
+@pytest.mark.thorough
 def test_of_eight_who_edit_each_sees_only_approvals_of_its_own_input(
     committed_db: CommittedDatabase, store: DatabaseStateStore
 ) -> None:
@@ -72,6 +74,7 @@ def test_of_eight_who_edit_each_sees_only_approvals_of_its_own_input(
         assert len(set(workers)) == 2
 
 
+@pytest.mark.thorough
 def test_of_eight_steps_that_use_an_approval_one_commits(
     committed_db: CommittedDatabase, store: DatabaseStateStore
 ) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+import pytest
 from django.db import DatabaseError
 
 from helix_store.adapters import SessionAdapter
@@ -98,6 +99,7 @@ def _answered(faces: Faces, call: Write, key: str) -> str:
     return "done"
 
 
+@pytest.mark.thorough
 def test_a_call_that_creates_something_never_raises_an_error_of_the_database(
     committed_db: CommittedDatabase,
 ) -> None:

@@ -42,6 +42,7 @@ def drive_or_post(alias: str, tenant: str, worker: int) -> tuple[list[str], int]
     return accepted, worker
 
 
+@pytest.mark.thorough
 def test_every_accepted_post_is_received_once_before_its_session_ends(
     committed_db: CommittedDatabase, store: DatabaseStateStore
 ) -> None:
@@ -71,6 +72,7 @@ def withdraw_or_receive(alias: str, tenant: str, worker: int) -> int:
     return sum(store.withdraw_post("s", post.post_id) for post in reversed(posts))
 
 
+@pytest.mark.thorough
 def test_of_a_withdrawal_and_a_reception_one_wins(
     committed_db: CommittedDatabase, store: DatabaseStateStore
 ) -> None:

@@ -122,6 +122,7 @@ def assert_all_is_whole(
     assert deltas_in(database).exists()
 
 
+@pytest.mark.thorough
 @for_each("commits", [True, False], ids=["committed", "rolled back"])
 @for_each("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
 def test_every_state_is_whole_after_a_delta_that_waited(

@@ -105,6 +105,7 @@ class Heard(Listener):
         self.told.append(("left", fault.rule_id, rows_of(self.database)))
 
 
+@pytest.mark.thorough
 @for_each("planted", FIXABLE, ids=lambda planted: planted.id)
 def test_a_fix_is_told_mends_the_fault_and_changes_nothing_else(
     sample: CommittedDatabase, sound: dict[str, list[Any]], planted: Planted
@@ -135,6 +136,7 @@ def changed(before: dict[str, list[Any]], after: dict[str, list[Any]]) -> set[st
     return found
 
 
+@pytest.mark.thorough
 @for_each("planted", LEFT, ids=lambda planted: planted.id)
 def test_what_is_not_safe_to_fix_is_found_and_stays_as_it_is(
     sample: CommittedDatabase, planted: Planted

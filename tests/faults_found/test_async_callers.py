@@ -68,6 +68,7 @@ def test_an_async_call_works_in_a_thread_that_its_pool_has_not_noted_yet(
     assert alone(append_from_new_thread, committed_db.alias, committed_db.tenant) == 1
 
 
+@pytest.mark.thorough
 def test_an_agent_runs_in_a_sync_view(sqlite_db: CommittedDatabase) -> None:
     assert alone(run_agent_in_sync_view, sqlite_db.alias, sqlite_db.tenant) == "Paris."
 

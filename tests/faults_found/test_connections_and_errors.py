@@ -148,6 +148,7 @@ def kept_between_requests(
     return postgres_forms
 
 
+@pytest.mark.thorough
 @for_each("name", CALLS)
 def test_the_first_call_of_a_request_connects_again_when_the_server_has_hung_up(
     kept_between_requests: CommittedDatabase, faces: Faces, name: str
@@ -234,6 +235,7 @@ IN_HAND: Final[dict[str, Call]] = {
 }
 
 
+@pytest.mark.thorough
 @for_each("ends_with", ["commit", "rollback"])
 @for_each("name", IN_HAND)
 @for_each("fast", [True, False], ids=["one statement", "portable"])

@@ -91,6 +91,7 @@ def marked(visitor: Browser) -> list[Any]:
     return _rows_with_marks(visitor.database)
 
 
+@pytest.mark.thorough
 @for_each("allowed", MODELS, shared=True)
 def test_one_permission_shows_the_rows_of_one_model(
     visitor: Browser, marked: list[Any], allowed: type[Model]
@@ -114,6 +115,7 @@ def test_one_permission_shows_the_rows_of_one_model(
             assert other is allowed or mark not in page.html, other
 
 
+@pytest.mark.thorough
 @for_each("allowed", MODELS)
 def test_a_page_has_no_link_to_a_page_that_is_forbidden(visitor: Browser, allowed: type[Model]) -> None:
     store = DatabaseStateStore(visitor.database.alias, tenant=visitor.database.tenant)

@@ -52,6 +52,7 @@ def tenants(request: pytest.FixtureRequest) -> Iterator[Tenants]:
         yield DatabaseTenants(database.alias)
 
 
+@pytest.mark.thorough
 def test_another_tenants_ids_are_ids_that_do_not_exist(
     tenants: Tenants, security_counts: Counter[str]
 ) -> None:

@@ -253,6 +253,7 @@ def test_a_promotion_shares_nothing(patch_case: tuple[Any, list[Any]], changes: 
     assert set(found).isdisjoint({*container_ids(document), *container_ids(patches), *container_ids(changes)})
 
 
+@pytest.mark.thorough
 @given(
     document=st.dictionaries(st.sampled_from("abc"), json_values(), max_size=3),
     changes=st.lists(st.dictionaries(st.sampled_from("abcd"), json_values(), max_size=3), max_size=4),

@@ -224,6 +224,7 @@ def test_a_value_of_shared_references_is_stopped_before_it_is_written_out() -> N
         apply_patches({}, [add("/a", value)])
 
 
+@pytest.mark.thorough
 def test_nesting_is_limited_however_it_comes_about() -> None:
     deepest = nested(MAX_DEPTH - 1)
     assert apply_patches([], [add("/-", deepest)]) == [deepest]

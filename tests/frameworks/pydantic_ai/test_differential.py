@@ -13,6 +13,7 @@ from tests.frameworks.pydantic_ai.differential import Differential
 PRIMITIVES = 320
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(2))
 async def test_a_random_sequence_of_calls_gives_what_the_store_in_memory_gives(
     committed_db: CommittedDatabase, request: pytest.FixtureRequest, number: int
