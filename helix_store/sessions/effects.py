@@ -540,7 +540,7 @@ class _Entry(NamedTuple):
         width, last = len(_ENTRY_COLUMNS), len(_ENTRY_COLUMNS) + 1
         end = last + len(_OF_DECISION)
         first = rows[0]
-        decisions = [StoredDecision(*row[last:end]) for row in rows if row[last] is not None]
+        decisions = [_decision_from(*row[last:end]) for row in rows if row[last] is not None]
         known = stored_from(*first[end:]) if first[end + 1] is not None else None
         return cls(dict(zip(_ENTRY_COLUMNS, first, strict=False)), first[width], decisions, known)
 
@@ -548,6 +548,12 @@ class _Entry(NamedTuple):
         """Return the asking and the approved call. Raises `NotApproved` and `ApprovalUsed`."""
         is_own = owner_of(self.columns["client_tool_call_ownership"], effect_id) == session_id
         return ToolCalls.of(self.columns).approved_call(effect_id, self.decisions, is_own=is_own)
+
+
+def _decision_from(*values: Any) -> StoredDecision:
+    row = StoredDecision(*values)
+    # SQLite has neither booleans nor time zones.
+    return row._replace(is_final=bool(row.is_final), decided_at=as_utc(row.decided_at))
 
 
 def stored_from(session_id: str, *values: Any) -> StoredEffect:

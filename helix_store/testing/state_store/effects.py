@@ -291,6 +291,20 @@ class EffectContract(StoreTests):
         with self._session(store, session_id).effect("call", approval=True) as again:
             assert (again.is_done, again.result) == (True, 7)
 
+    @table("answer", [{"approved": False}, {"error": "no card"}])
+    def test_an_effect_of_a_rejected_call_does_not_begin(
+        self, store: Any, session_id: str, answer: dict[str, Any]
+    ) -> None:
+        ask_approval(store, session_id)
+        approve(store, session_id, **{"approved": None, "actor": "ann", **answer})
+        with (
+            pytest.raises(NotApproved) as refused,
+            self._session(store, session_id).effect("call", approval=True),
+        ):
+            pytest.fail("the block ran")
+        assert refused.value.reason == "rejected"
+        assert store.list_effects(session_id).items == []
+
     def test_an_approval_that_a_step_has_used_serves_no_effect(self, store: Any, session_id: str) -> None:
         ask_approval(store, session_id)
         approve(store, session_id, actor="ann")
