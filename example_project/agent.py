@@ -1,7 +1,7 @@
 """A small agent on the store, with its model, its tools and its rule for approvals. The turn does the rest.
 
 A worker may die at any time. The next turn continues from the stored history. A step that was not committed
-has no effect.
+is not visible. What leaves the database, such as a payment, is an effect, which no later worker repeats.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -20,6 +21,8 @@ from helix_store import (
     ApprovedCall,
     DatabaseStateStore,
     DatabaseUsageStore,
+    Effect,
+    EffectUnknown,
     Message,
     NotApproved,
     SessionState,
@@ -58,6 +61,8 @@ class ToolCall:
     arguments: dict[str, Any]
     report: Report
     spending: Spending
+    outcome: Any = None
+    """The result of the tool's effect, if it has one."""
 
     def stage(self, **changes: Any) -> None:
         """Stage changes to the custom state."""
@@ -67,11 +72,13 @@ class ToolCall:
 
 
 Tool = Callable[[ToolCall], Any]
+Outside = Callable[[Effect], Any]
+"""What a tool does outside of the database. It returns the result to store."""
 
 
 @dataclass(frozen=True)
 class AgentKind:
-    """An agent: its model, its tools, and the tools that a person must approve.
+    """An agent: its model, its tools, the tools that a person must approve, and what those do outside.
 
     The first answer without tool calls is the output of the session, unless it ``is_chat``: then it ends the
     turn, unless a message has arrived meanwhile, and the next message begins another one.
@@ -81,6 +88,8 @@ class AgentKind:
     model: Model
     tools: Mapping[str, Tool] = field(default_factory=dict)
     needs_approval: frozenset[str] = frozenset()
+    effects: Mapping[str, Outside] = field(default_factory=dict)
+    """What approved tools do outside of the database, before the step in which the tool runs."""
     is_chat: bool = False
 
 
@@ -100,23 +109,50 @@ class Agent:
         """
         with self.store.session(session_id).turn() as turn:
             while turn.is_active:
+                effects = self.act(turn)
                 with turn.step() as step:
-                    self.advance(turn, step)
-                self._tell("step", step, f"committed as version {step.state.version}")
+                    self.advance(turn, step, effects)
+                self._tell("step", step.id, f"committed as version {step.state.version}")
         if turn.run is not None:
             outcome = _OUTCOMES.get(turn.state.status, "stopped")
             text = f"turn {turn.run.turn} {outcome}"
-            self.report(Event(outcome, self.kind.agent_type, f"step-{turn.state.step_count}", text))
+            if isinstance(turn.stopped_by, EffectUnknown):
+                text = f"{text}: {turn.stopped_by}"
+            self._tell(outcome, f"step-{turn.state.step_count}", text)
         return turn.state
 
-    def advance(self, turn: Turn, step: Step) -> None:
+    def act(self, turn: Turn) -> dict[str, Effect]:
+        """Do what the approved calls of the last message do outside of the database, each at most once.
+
+        A step before this one has committed that message, so that every worker finds the same calls. Raises
+        `EffectUnknown`, which ends the turn, if nobody knows whether an earlier worker has made a call.
+        """
+        effects: dict[str, Effect] = {}
+        last = turn.messages(last=1) if self.kind.effects else []
+        for call in _calls(last[0]) if last else []:
+            outside = self.kind.effects.get(call["function"]["name"])
+            if outside is None or call["id"] not in turn.results:
+                continue
+            with suppress(NotApproved), turn.effect(call["id"], approval=True) as effect:
+                if not effect.is_done:
+                    outcome = outside(effect)
+                    self._tell(
+                        "acted",
+                        f"step-{turn.state.step_count + 1}",
+                        f"{call['id']}: the service answers {outcome}",
+                    )
+                    effect.done(outcome)
+                effects[call["id"]] = effect
+        return effects
+
+    def advance(self, turn: Turn, step: Step, effects: Mapping[str, Effect] | None = None) -> None:
         """Call the model unless tool calls are open, and run them; without any, that was the answer."""
         history = turn.messages()
         spending = Spending(self.usage, turn, step)
         calls = _calls(history[-1]) if history else []
         if not calls:
             reply = self.kind.model.reply(history)
-            self._tell("model", step, _said(reply.message))
+            self._tell("model", step.id, _said(reply.message))
             step.say(reply.message)
             spending.tokens(reply.tokens)
             calls = _calls(reply.message)
@@ -130,17 +166,21 @@ class Agent:
         if undecided:
             step.wait_for({call["id"]: _question(call) for call in undecided})
             return
-        approved = {call["id"]: _approved(step, call) for call in calls if self._needs_approval(call)}
-        result = partial(self._result, approved, step, spending)
+        approved = {call["id"]: _approved(step, call) for call in calls if self._uses_approval(call)}
+        result = partial(self._result, {**approved, **(effects or {})}, step, spending)
         with ThreadPoolExecutor(max_workers=len(calls)) as pool:
             step.say(*pool.map(result, calls))
 
     def _needs_approval(self, call: dict[str, Any]) -> bool:
         return call["function"]["name"] in self.kind.needs_approval
 
+    def _uses_approval(self, call: dict[str, Any]) -> bool:
+        """Return whether the step uses the approval of a call, because no effect does."""
+        return self._needs_approval(call) and call["function"]["name"] not in self.kind.effects
+
     def _result(
         self,
-        approved: Mapping[str, ApprovedCall | None],
+        approved: Mapping[str, ApprovedCall | Effect | None],
         step: Step,
         spending: Spending,
         call: dict[str, Any],
@@ -151,13 +191,14 @@ class Agent:
             result = {"refused": "A person did not approve this."}
         else:
             arguments = _arguments(call) if approval is None else approval.input
+            outcome = approval.result if isinstance(approval, Effect) else None
             with spending.tool(name):
-                tool_call = ToolCall(self.store, step, call["id"], arguments, self.report, spending)
+                tool_call = ToolCall(self.store, step, call["id"], arguments, self.report, spending, outcome)
                 result = self.kind.tools[name](tool_call)
         return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": json.dumps(result)}
 
-    def _tell(self, kind: str, step: Step, text: str) -> None:
-        self.report(Event(kind, self.kind.agent_type, step.id, text))
+    def _tell(self, kind: str, step_id: str, text: str) -> None:
+        self.report(Event(kind, self.kind.agent_type, step_id, text))
 
 
 def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: bool) -> list[str]:

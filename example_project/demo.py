@@ -1,4 +1,4 @@
-"""The sessions of ``manage.py demo``: a trip with a killed worker, one without, one up to its approval."""
+"""The sessions of ``manage.py demo``: a trip with two killed workers, one without, one up to its approval."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from example_project.agent import Agent, answer_approval
+from example_project.card_service import charges
 from example_project.travel import PLANNER, start_trip
 from example_project.worker import run_in_process, run_until_killed
 from helix_store import DatabaseLockManager, DatabaseStateStore, Message, SessionNotFound, SessionState
@@ -31,6 +32,8 @@ class TripSummary:
     messages: list[Message]
     run_count: int
     spent: UsageRollup
+    charge_count: int
+    """How often the card service has charged for this trip."""
 
     def same_outcome(self, other: TripSummary) -> bool:
         """Return whether messages, state and number of steps are equal. Times and ids are not compared."""
@@ -49,13 +52,14 @@ class TripSummary:
             "messages": self.state.message_count,
             "tree_tokens": self.spent.tokens.total,
             "tree_cost_usd": f"{self.spent.cost_usd:.4f}",
+            "card_charges": self.charge_count,
         }
 
 
 def demonstrate_agent(store: DatabaseStateStore, alias: str, *, report: Say) -> list[TripSummary]:
-    """Plan a trip with a worker that is killed, one without, and one up to its approval."""
+    """Plan a trip with two workers that are killed, one without, and one up to its approval."""
     return [
-        _with_killed_worker(store, alias, report),
+        _with_killed_workers(store, alias, report),
         _undisturbed(store, report),
         _left_waiting(store, report),
     ]
@@ -68,25 +72,49 @@ def approve(session_id: str, *, using: str | None = None, tenant: str = "") -> s
     return str(trip.state.output["answer"])
 
 
-def _with_killed_worker(store: DatabaseStateStore, alias: str, say: Say) -> TripSummary:
+def _with_killed_workers(store: DatabaseStateStore, alias: str, say: Say) -> TripSummary:
     session_id = new_id()
-    start_trip(store, session_id, title="A worker is killed and another one continues")
-    say(f"Session {session_id}: the worker is killed in the middle of its second step.", "heading")
-    for event in run_until_killed(alias, store.tenant, session_id):
+    start_trip(store, session_id, title="Workers are killed and others continue")
+    say(f"Session {session_id}: a worker is killed in the middle of its second step.", "heading")
+    for event in run_until_killed(alias, store.tenant, session_id, kind="staged", step_id="step-2"):
         say(f"  {event}")
     say("  SIGKILL: the worker is dead in the middle of step-2, which is not committed.", "kill")
-    # Its lock would expire after 30 seconds, but the demo knows that the holder is dead.
-    DatabaseLockManager(store.alias, tenant=store.tenant).force_release(session_id)
+    _release_lock_of_dead_worker(store, session_id)
     say("Another process continues from step-1, which is committed, and repeats step-2.", "heading")
     for event in run_in_process(alias, store.tenant, session_id):
         say(f"  {event}")
     say(
-        "It waits for a person, with nothing in memory anywhere. A third process approves and resumes.",
+        "It waits for a person, with nothing in memory anywhere. A third process approves and pays.",
         "heading",
     )
-    for event in run_in_process(alias, store.tenant, session_id, approves=True):
+    paying = run_until_killed(alias, store.tenant, session_id, kind="acted", step_id="step-4", approves=True)
+    for event in paying:
         say(f"  {event}")
+    say("  SIGKILL: the worker is dead after the payment, whose result is not committed.", "kill")
+    _release_lock_of_dead_worker(store, session_id)
+    say(
+        "The next worker does not pay again: it stops, because nobody knows whether the card was charged.",
+        "heading",
+    )
+    _run_here(store, session_id, say)
+    _settle(store, session_id, say)
+    _run_here(store, session_id, say)
     return _summary(store, session_id)
+
+
+def _release_lock_of_dead_worker(store: DatabaseStateStore, session_id: str) -> None:
+    # It would expire after 30 seconds, but the demo knows that the holder is dead.
+    DatabaseLockManager(store.alias, tenant=store.tenant).force_release(session_id)
+
+
+def _settle(store: DatabaseStateStore, session_id: str, say: Say) -> None:
+    """Do what a person does in the admin: look an unknown effect up at the service, and decide it."""
+    say("A person looks the payment up at the card service, and settles the effect.", "heading")
+    for effect in store.list_effects(session_id, states=["unknown"]).items:
+        receipts = charges(effect.key)
+        say(f"  {effect.id}: the card service lists {receipts}")
+        result = receipts[0] if receipts else None
+        store.settle_effect(session_id, effect.id, done=bool(receipts), result=result, actor="the demo")
 
 
 def _undisturbed(store: DatabaseStateStore, say: Say) -> TripSummary:
@@ -121,4 +149,6 @@ def _summary(store: DatabaseStateStore, session_id: str) -> TripSummary:
     spent = session.usage(tree=True)
     if spent is None:
         raise SessionNotFound(session_id)
-    return TripSummary(session.load(), session.messages(), len(store.list_runs(session_id)), spent)
+    charge_count = sum(len(charges(effect.key)) for effect in store.list_effects(session_id).items)
+    runs = store.list_runs(session_id)
+    return TripSummary(session.load(), session.messages(), len(runs), spent, charge_count)

@@ -10,7 +10,11 @@ __all__ = ["Event", "Report"]
 
 @dataclass(frozen=True)
 class Event:
-    """An action of an agent; ``kind`` is ``model``, ``staged``, ``step``, ``paused`` or ``finished``."""
+    """An action of an agent.
+
+    ``kind`` is ``model``, ``staged``, ``acted``, ``step``, or the end of a turn: ``paused``, ``finished`` or
+    ``stopped``.
+    """
 
     kind: str
     agent_type: str

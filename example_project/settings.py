@@ -1,6 +1,6 @@
 """Settings of the example project.
 
-``DATABASE_URL``, ``SECRET_KEY``, ``DEBUG`` and ``ALLOWED_HOSTS`` come from the environment.
+``DATABASE_URL``, ``SECRET_KEY``, ``DEBUG``, ``ALLOWED_HOSTS`` and ``CARD_SERVICE`` come from the environment.
 """
 
 from __future__ import annotations
@@ -91,6 +91,9 @@ def database(url: str) -> dict[str, Any]:
         "OPTIONS": {**options, **config.get("OPTIONS", {})},
     }
 
+
+# What the demo's card service has charged, outside of every database.
+CARD_SERVICE: Path = Path(env.str("CARD_SERVICE", default=str(BASE_DIR / "card-service.jsonl")))
 
 DATABASES = {"default": database(env.str("DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}"))}
 

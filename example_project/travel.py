@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from example_project.agent import Agent, AgentKind, Reply, ToolCall
+from example_project.card_service import charge
 from example_project.spending import estimated_tokens
-from helix_store import DatabaseStateStore, Message, SubSessionRef
+from helix_store import DatabaseStateStore, Effect, Message, SubSessionRef
 
 __all__ = ["PLANNER", "VISA_ADVISER", "start_trip"]
 
@@ -75,8 +76,13 @@ def _search_hotels(call: ToolCall) -> dict[str, Any]:
     return found
 
 
+def _pay_for_trip(effect: Effect) -> dict[str, Any]:
+    """Charge the card, under a reference by which a person finds the charge at the service."""
+    return charge(effect.input["total_eur"], reference=effect.key)
+
+
 def _book_trip(call: ToolCall) -> dict[str, Any]:
-    booking = {"reference": "LX-4711", **call.arguments}
+    booking = {"reference": "LX-4711", **call.arguments, **call.outcome}
     call.stage(patches=[{"op": "add", "path": "/booking", "value": booking}])
     return booking
 
@@ -111,6 +117,7 @@ PLANNER: Final = AgentKind(
         "book_trip": _book_trip,
     },
     needs_approval=frozenset({"book_trip"}),
+    effects={"book_trip": _pay_for_trip},
 )
 
 

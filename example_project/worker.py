@@ -1,4 +1,4 @@
-"""Agents in separate processes: one is killed in the middle of a step, the next one continues."""
+"""Agents in separate processes: one is killed while it works, the next one continues."""
 
 from __future__ import annotations
 
@@ -36,29 +36,36 @@ def run_in_process(alias: str, tenant: str, session_id: str, *, approves: bool =
             raise WorkerFailed(f"The worker ended with code {worker.process.exitcode}.")
 
 
-def run_until_killed(alias: str, tenant: str, session_id: str) -> Iterator[Event]:
-    """Run the session in another process, and kill it when a call of its second step has staged changes.
+def run_until_killed(
+    alias: str, tenant: str, session_id: str, *, kind: str, step_id: str, approves: bool = False
+) -> Iterator[Event]:
+    """Run the session in another process, and kill it as soon as it reports an event of a kind in a step.
 
-    The first step is then committed, and the second one is half done. The signal is SIGKILL, so the process
-    cannot clean up.
+    The signal is SIGKILL, so the process cannot clean up.
     """
-    with _Worker(alias, tenant, session_id, stops_at="step-2") as worker:
+    with _Worker(alias, tenant, session_id, stops_at=(kind, step_id), approves=approves) as worker:
         for event in worker.reports():
             yield event
-            if _is_end(event, "step-2"):
+            if _is_end(event, (kind, step_id)):
                 return
         raise WorkerFailed("The worker ended before it could be killed.")
 
 
-def _is_end(event: Event, stops_at: str | None) -> bool:
-    return event.kind == "staged" and event.step_id == stops_at
+def _is_end(event: Event, stops_at: tuple[str, str] | None) -> bool:
+    return (event.kind, event.step_id) == stops_at
 
 
 class _Worker:
     """A process with an agent, and the pipe through which it reports."""
 
     def __init__(
-        self, alias: str, tenant: str, session_id: str, *, stops_at: str | None, approves: bool = False
+        self,
+        alias: str,
+        tenant: str,
+        session_id: str,
+        *,
+        stops_at: tuple[str, str] | None,
+        approves: bool = False,
     ) -> None:
         self._connection, connection = _PROCESSES.Pipe()
         # The current settings, so that a test's process uses the test database.
@@ -93,7 +100,7 @@ def _work(
     database: dict[str, Any],
     tenant: str,
     session_id: str,
-    stops_at: str | None,
+    stops_at: tuple[str, str] | None,
     approves: bool,
     connection: Connection,
 ) -> None:

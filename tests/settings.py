@@ -27,6 +27,7 @@ from example_project.settings import (
 from example_project.settings import INSTALLED_APPS as _INSTALLED_APPS
 
 __all__ = [
+    "CARD_SERVICE",
     "DATABASES",
     "HELIX_STORE",
     "INSTALLED_APPS",
@@ -113,5 +114,6 @@ USE_TZ = os.environ.get("HELIX_TEST_USE_TZ", "1") != "0"
 TIME_ZONE = "UTC" if USE_TZ else os.environ.get("HELIX_TEST_TIME_ZONE", "America/New_York")
 
 SECRET_KEY = "for-tests-only"
+CARD_SERVICE = BASE_DIR / "test-card-service.jsonl"
 SILENCED_SYSTEM_CHECKS = ["helix_store.E011"]  # the suite's server does not wait for the disk
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

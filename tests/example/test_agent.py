@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from example_project.agent import Agent, AgentKind, Reply, ToolCall, answer_approval
+from example_project.card_service import charges
 from example_project.demo import Emphasis, demonstrate_agent
 from example_project.events import Event
 from example_project.travel import PLANNER, start_trip
@@ -63,6 +64,11 @@ def _shape(messages: list[Message]) -> list[tuple[str, list[str] | None]]:
     ]
 
 
+def _charge_counts(store: DatabaseStateStore, session_id: str) -> dict[str, int]:
+    """How often the card service has charged for each effect of a session."""
+    return {effect.id: len(charges(effect.key)) for effect in store.list_effects(session_id).items}
+
+
 def _plan_trip(store: DatabaseStateStore, session_id: str) -> None:
     """Run a trip to its end with nothing going wrong."""
     start_trip(store, session_id, title="Lisbon")
@@ -81,6 +87,8 @@ def test_a_trip_is_planned_approved_and_booked(committed_db: CommittedDatabase) 
     assert state.custom_state["flights"] == [{"flight": "TP 1357", "price_eur": 184}]
     assert state.custom_state["hotels"] == [{"hotel": "Casa do Rio", "price_eur": 210}]
     assert state.custom_state["booking"]["reference"] == "LX-4711"
+    assert state.custom_state["booking"]["charged_eur"] == 394
+    assert _charge_counts(store, "trip") == {"call-book": 1}
     assert [checkpoint.message_count for checkpoint in store.list_checkpoints("trip").items] == [
         9,
         8,
@@ -127,6 +135,7 @@ def test_what_a_person_refuses_is_not_done(committed_db: CommittedDatabase) -> N
     assert state.status is SessionStatus.COMPLETED
     assert "booking" not in state.custom_state
     assert "refused" in json.loads(store.get_messages("trip").messages[7]["content"])
+    assert _charge_counts(store, "trip") == {}
 
 
 def test_an_approval_is_given_in_another_process_and_the_session_resumes_there(
@@ -204,7 +213,7 @@ class _Lines:
 # --- Workers that end in the middle ----------------------------------------------------------------
 
 
-def test_a_killed_worker_leaves_a_session_that_another_process_ends_like_an_undisturbed_one(
+def test_killed_workers_leave_a_session_that_others_end_like_an_undisturbed_one(
     committed_db: CommittedDatabase,
 ) -> None:
     store = _store_of(committed_db)
@@ -220,14 +229,24 @@ def test_a_killed_worker_leaves_a_session_that_another_process_ends_like_an_undi
     assert waiting.state.status is SessionStatus.PAUSED
     runs = store.list_runs(killed.state.session_id)
     assert [(run.turn, run.status) for run in runs] == [
-        (3, RunStatus.COMPLETED),
+        (5, RunStatus.COMPLETED),
+        (4, RunStatus.INTERRUPTED),
+        (3, RunStatus.INTERRUPTED),
         (2, RunStatus.SUSPENDED_CLIENT_TOOL),
         (1, RunStatus.INTERRUPTED),
     ]
+    assert runs[1].completion_reason == "effect:call-book"
     gone = lines.index("  SIGKILL: the worker is dead in the middle of step-2, which is not committed.")
     assert "travel-planner step-1: committed as version 3" in "\n".join(lines[:gone])
     assert "travel-planner step-2: committed" not in "\n".join(lines[:gone])
     assert "staged its changes" in lines[gone - 1]
+    paid = lines.index("  SIGKILL: the worker is dead after the payment, whose result is not committed.")
+    assert lines[paid - 1].endswith("call-book: the service answers {'charged_eur': 394}")
+    assert "Nobody knows whether the effect 'call-book' (book_trip) happened" in "\n".join(lines[paid:])
+    assert (killed.charge_count, undisturbed.charge_count, waiting.charge_count) == (1, 1, 0)
+    (effect,) = store.list_effects(killed.state.session_id).items
+    assert (effect.state, effect.result, effect.attempt) == ("done", {"charged_eur": 394}, 1)
+    assert effect.actors == ["the demo"]
 
 
 def test_what_a_dead_worker_staged_for_a_call_that_is_not_repeated_is_dropped(
@@ -262,9 +281,22 @@ def _run_with_a_break(store: DatabaseStateStore, session_id: str, *, after_repor
     try:
         Agent(store, PLANNER, report=_EndsAfter(after_reports)).run(session_id)
     except _WorkerGone:
-        Agent(store, PLANNER, report=_ignore).run(session_id)
+        agent = Agent(store, PLANNER, report=_ignore)
+        agent.run(session_id)
+        if _settle_unknown_effects(store, session_id):
+            agent.run(session_id)
         return True
     return False
+
+
+def _settle_unknown_effects(store: DatabaseStateStore, session_id: str) -> bool:
+    """Settle effects by what the card service says; whether there were any."""
+    unknown = store.list_effects(session_id, states=["unknown"]).items
+    for effect in unknown:
+        receipts = charges(effect.key)
+        result = receipts[0] if receipts else None
+        store.settle_effect(session_id, effect.id, done=bool(receipts), result=result)
+    return bool(unknown)
 
 
 def test_wherever_a_worker_ends_the_session_ends_the_same(committed_db: CommittedDatabase) -> None:
@@ -284,10 +316,11 @@ def test_wherever_a_worker_ends_the_session_ends_the_same(committed_db: Committe
         assert (state.custom_state, state.output) == (expected.custom_state, expected.output)
         assert state.status is expected.status
         assert len(store.get_sub_session_refs(session_id)) == 1
+        assert _charge_counts(store, session_id) == {"call-book": 1}
         assert store.get_current_run(session_id) is None
         staged = StagedChange.objects.using(committed_db.alias).filter(session__tenant=committed_db.tenant)
         assert not staged.exists()
-    assert breaks == 13 + 5
+    assert breaks == 13 + 6
 
 
 def test_an_unknown_session_is_named(committed_db: CommittedDatabase) -> None:

@@ -105,6 +105,7 @@ def test_the_demo_can_be_run_again_and_leaves_three_sessions_each_time(
             ("completed", 9),
             ("paused", 7),
         ]
+        assert [session["card_charges"] for session in sessions] == [1, 1, 0]
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
     assert store.list_sessions(agent_type="travel-planner").total == 6
 
@@ -215,6 +216,7 @@ def test_one_command_is_enough_on_a_new_database(tmp_path: Path) -> None:
         name: value for name, value in os.environ.items() if name not in ("DJANGO_SETTINGS_MODULE", "DEBUG")
     }
     environment["DATABASE_URL"] = f"sqlite:///{tmp_path / 'new.sqlite3'}"
+    environment["CARD_SERVICE"] = str(tmp_path / "charges.jsonl")
     ended = subprocess.run(
         [sys.executable, "manage.py", "demo", "--format=json"],
         cwd=ROOT,
@@ -231,6 +233,7 @@ def test_one_command_is_enough_on_a_new_database(tmp_path: Path) -> None:
     ]
     assert "Applying" in ended.stderr
     assert "ended exactly like the undisturbed one" in ended.stderr
+    assert "Its card was charged once." in ended.stderr
     assert "Sign in as demo" in ended.stderr
     usage = subprocess.run(
         [sys.executable, "manage.py", "demo", "--transcripts", "missing.json"],
@@ -242,12 +245,12 @@ def test_one_command_is_enough_on_a_new_database(tmp_path: Path) -> None:
     assert usage.returncode == 2
 
 
-def test_the_kill_stands_out(sqlite_db: CommittedDatabase) -> None:
+def test_the_kills_stand_out(sqlite_db: CommittedDatabase) -> None:
     said = io.StringIO()
     _demo(sqlite_db, stderr=said, force_color=True)
     coloured = [line for line in said.getvalue().splitlines() if "\x1b[31;1m" in line]
     assert [line for line in coloured if "SIGKILL" in line] == coloured
-    assert len(coloured) == 1
+    assert len(coloured) == 2
     reports = [line for line in said.getvalue().splitlines() if line.startswith("  travel-planner step-")]
     assert reports
     assert not any("\x1b" in line for line in reports)

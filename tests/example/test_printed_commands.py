@@ -69,7 +69,11 @@ class Shell:
 @pytest.fixture(params=["in the checkout", "in another folder"])
 def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Shell:
     environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_RUN}
-    environment |= {"PATH": "/usr/bin:/bin", "DATABASE_URL": f"sqlite:///{tmp_path / 'new.sqlite3'}"}
+    environment |= {
+        "PATH": "/usr/bin:/bin",
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'new.sqlite3'}",
+        "CARD_SERVICE": str(tmp_path / "charges.jsonl"),
+    }
     if request.param == "in the checkout":
         return Shell(ROOT, environment, sys.executable)
     # Its name has a space.
@@ -84,7 +88,8 @@ def test_a_shell_without_the_virtual_environment_runs_what_the_demo_prints(shell
     if shell.folder != ROOT:
         assert server.startswith(f"{shell.python} -m uvicorn ")
     paths = [line.split()[0] for line in said if line.startswith("  http://127.0.0.1:8000/")]
-    assert paths == [f"http://127.0.0.1:8000/{page}/" for page in ("admin", "live", "chat")]
+    assert paths[:3] == [f"http://127.0.0.1:8000/{page}/" for page in ("admin", "live", "chat")]
+    assert re.fullmatch(r"\S+/admin/helix_store/session/\d+/change/\?section=effects", "".join(paths[3:]))
     assert any("DATABASE_URL" in line for line in said)
     with shell.serving(server) as address:
         for path in paths:

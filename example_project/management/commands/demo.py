@@ -16,6 +16,7 @@ from django.contrib.auth.models import User
 from django.core.management import BaseCommand, CommandError, CommandParser, call_command
 from django.db import connections, router
 from django.db.migrations.executor import MigrationExecutor
+from django.urls import reverse
 
 from example_project.command_lines import approval_line, server_line
 from example_project.demo import Emphasis, TripSummary, demonstrate_agent
@@ -32,8 +33,8 @@ SAMPLE = Path(__file__).resolve().parents[2] / "sample_transcripts.json"
 
 class Command(BaseCommand):
     help = (
-        "Fill a database with sessions: a scripted agent with tools, a sub-agent, an approval and a killed "
-        "worker; or recorded conversations."
+        "Fill a database with sessions: a scripted agent with tools, a sub-agent, an approval, a payment and "
+        "killed workers; or recorded conversations."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -95,7 +96,7 @@ class Command(BaseCommand):
             raise CommandError(str(exc)) from exc
         except KeyboardInterrupt as exc:
             raise CommandError("Stopped; what was committed stays, and the demo can be run again.") from exc
-        self.show_server(database)
+        self.show_server(store, trips)
         if trips:
             self.show_approval(store, trips[-1])
         if "DATABASE_URL" in os.environ:
@@ -135,8 +136,11 @@ class Command(BaseCommand):
         self.show(rows, {"sessions": rows}, format)
         killed, undisturbed, _ = trips
         if not killed.same_outcome(undisturbed):
-            raise CommandError("The session of the killed worker did not end like the undisturbed one.")
-        self.say("The session of the killed worker ended exactly like the undisturbed one.", "success")
+            raise CommandError("The session of the killed workers did not end like the undisturbed one.")
+        self.say("The session of the killed workers ended exactly like the undisturbed one.", "success")
+        if killed.charge_count != 1:
+            raise CommandError(f"The card was charged {killed.charge_count} times.")
+        self.say("Its card was charged once.", "success")
 
     def show_replay(self, summary: ReplaySummary, format: str) -> None:
         self.show([summary.figures()], summary.to_dict(), format)
@@ -150,7 +154,7 @@ class Command(BaseCommand):
     def show(self, rows: Sequence[dict[str, Any]], document: dict[str, Any], format: str) -> None:
         self.stdout.write(json.dumps(document, indent=2) if format == "json" else table(rows))
 
-    def show_server(self, database: str) -> None:
+    def show_server(self, store: DatabaseStateStore, trips: Sequence[TripSummary]) -> None:
         """Print how to open the pages, with a new user if that is safe."""
         self.say("Start the server:", "heading")
         self.say(f"  {server_line()}")
@@ -158,8 +162,11 @@ class Command(BaseCommand):
         self.say(f"  {ADDRESS}/admin/  the sessions")
         self.say(f"  {ADDRESS}/live/   an answer that is written while you read; a reload loses nothing")
         self.say(f"  {ADDRESS}/chat/   an agent that answers, and asks before it books")
-        if router.db_for_read(Session) != database:
+        if router.db_for_read(Session) != store.alias:
             self.say(f"The admin shows the sessions of the database {router.db_for_read(Session)!r}.")
+        elif trips:
+            self.say("The payment that was settled, with its key and the name of who settled it:")
+            self.say(f"  {ADDRESS}{effects_page(store, trips[0])}")
         if settings.DEBUG:
             self.show_login()
 
@@ -179,6 +186,13 @@ class Command(BaseCommand):
         self.say("One booking waits.", "heading")
         self.say("Approve it in the admin, and the server finishes the trip. Or do both here:")
         self.say(f"  {approval_line(trip.state.session_id, **options)}")
+
+
+def effects_page(store: DatabaseStateStore, trip: TripSummary) -> str:
+    """Return the address of the admin's page with the effects of a session."""
+    sessions = Session.objects.using(store.alias)
+    session = sessions.get(tenant=store.tenant, session_id=trip.state.session_id)
+    return f"{reverse('admin:helix_store_session_change', args=[session.pk])}?section=effects"
 
 
 def existing_file(text: str) -> Path:
