@@ -50,6 +50,33 @@ def test_nobody_drives_a_thread_that_somebody_drives(chatting: Make) -> None:
     assert site.drive("t") is True
 
 
+def test_a_driver_that_comes_second_leaves_the_thread_to_the_first(
+    chatting: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def overtake(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        result = execute(sql, params, many, context)
+        if not held and "_lock" in sql:
+            # This driver has seen that nobody drives. Another one takes the lock before it does.
+            thread = threading.Thread(target=acquire)
+            thread.start()
+            thread.join()
+        return result
+
+    def acquire() -> None:
+        held.append(site.store.locks.acquire(site.session("t").id))
+        connections[site.database.alias].close()
+
+    held: list[Any] = []
+    site = chatting()
+    _begun(site)
+    with connections[site.database.alias].execute_wrapper(overtake):
+        assert site.drive("t") is False
+    assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+    held[0].release()
+    assert site.drive("t") is True
+    assert _said(site)[-1] == ("assistant", "You said Hello.")
+
+
 def test_a_message_that_arrives_meanwhile_is_answered_too(chatting: Make) -> None:
     def answer(turn: Any, out: Any) -> None:
         turns.append(turn.messages()[-1]["content"])

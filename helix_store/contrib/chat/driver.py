@@ -159,6 +159,8 @@ class Driver:
             _logger.warning("Another worker has taken over a thread of %r (%s).", self, exc.code)
             return False
         except Exception as exc:
+            if turn.run is None:
+                raise  # No turn has begun: the thread is busy or gone, or the database cannot be reached.
             error = exc
             _logger.exception("The turn of a thread of %r failed.", self)
         self._end(turn, error, is_stopped=is_stopped)
