@@ -1,4 +1,4 @@
-"""The next turn of a trip or a chat, which a server takes as soon as a person has answered or posted.
+"""The next turn of a trip, which a server takes as soon as a person has answered.
 
 A real project enqueues a task instead: docs/workers.md.
 """
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from django.db import connections
 
-from helix_store import SessionBusy, session_answered, session_posted
+from helix_store import SessionBusy, session_answered
 
 __all__ = ["stop_taking_turns", "take_next_turns"]
 
@@ -22,23 +22,12 @@ _logger = logging.getLogger(__name__)
 
 
 def take_next_turns() -> None:
-    """Continue trips and chats in this process, for servers only: the demo's workers take their own turns."""
+    """Continue trips in this process, for servers only: the demo's workers take their own turns."""
     session_answered.connect(_take_next_turn)
-    for signal in (session_answered, session_posted):
-        signal.connect(_drive_chat)
 
 
 def stop_taking_turns() -> None:
     session_answered.disconnect(_take_next_turn)
-    for signal in (session_answered, session_posted):
-        signal.disconnect(_drive_chat)
-
-
-def _drive_chat(**about: Any) -> None:
-    # Models can be imported only after setup.
-    from example_project.chat.driver import drive
-
-    drive(**about)
 
 
 def _take_next_turn(*, session_id: str, tenant: str, using: str | None, **kwargs: Any) -> None:

@@ -7,7 +7,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 
 from example_project import views
-from example_project.chat import views as chat
+from example_project.chat import chat, chat_page
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
@@ -15,11 +15,8 @@ urlpatterns = [
     path("live/", views.ask_page, name="ask_page"),
     path("live/ask/", views.ask, name="ask"),
     path("live/<str:stream_id>/", views.live_page, name="live"),
-    path("chat/", chat.begin, name="new_chat"),
-    path("chat/<str:session_id>/", chat.chat, name="chat"),
-    path("chat/<str:session_id>/withdraw/", chat.withdraw, name="withdraw"),
-    path("chat/<str:session_id>/stop/", chat.stop, name="stop"),
-    path("chat/<str:session_id>/decide/", chat.decide, name="decide"),
-    path("chat/<str:session_id>/go-on/", chat.go_on, name="go_on"),
+    path("chat/", chat_page, name="new_chat"),
+    path("chat/api/", chat.urls),
+    path("chat/<str:thread>/", chat_page, name="chat"),
     path("", include("helix_store.urls")),
 ]

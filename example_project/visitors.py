@@ -1,4 +1,4 @@
-"""Permissions: a visitor's Django session contains the answers and chats that the visitor began."""
+"""Permissions: a visitor's Django session contains the visitor's id, and the answers of the visitor."""
 
 from __future__ import annotations
 
@@ -6,21 +6,32 @@ from typing import Final
 
 from django.http import HttpRequest
 
-__all__ = ["is_own", "may_watch", "remember"]
+from helix_store.core.ids import new_id
+
+__all__ = ["may_watch", "remember", "visitor_of", "welcome"]
 
 _KEY: Final = "own_ids"
+_VISITOR: Final = "visitor"
+
+
+def welcome(request: HttpRequest) -> None:
+    """Give a new visitor an id, which owns the visitor's chats."""
+    request.session.setdefault(_VISITOR, new_id())
+
+
+def visitor_of(request: HttpRequest) -> str | None:
+    """Return the id of a visitor who has seen a page of the chat, for ``Chat(owner=…)``."""
+    visitor: str | None = request.session.get(_VISITOR)
+    return visitor
 
 
 def remember(request: HttpRequest, own_id: str) -> None:
     request.session[_KEY] = [*request.session.get(_KEY, []), own_id]
 
 
-def is_own(request: HttpRequest, own_id: str) -> bool:
-    return own_id in request.session.get(_KEY, [])
-
-
 def may_watch(request: HttpRequest, stream_id: str) -> bool:
     """Permit visitors to read only their own answers, and staff all, for
-    ``HELIX_STORE["STREAM_PERMISSION"]``. The stream of a chat has the id of the chat.
+    ``HELIX_STORE["STREAM_PERMISSION"]``.
     """
-    return is_own(request, stream_id) or request.user.has_perm("helix_store.view_stream")
+    own_ids = request.session.get(_KEY, [])
+    return stream_id in own_ids or request.user.has_perm("helix_store.view_stream")

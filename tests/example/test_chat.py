@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from example_project.chat.allowance import BUDGET
-from example_project.chat.guide import GUIDE
+import example_project
+from example_project.chat import BUDGET, GUIDE
 from helix_store import Store
 from helix_store.stores import DatabaseStateStore
+from tests.admin.conftest import browser_on
 from tests.admin.test_clicking import _sign_in
 from tests.asgi_server import serving
 from tests.browser import Browser, chromium
 from tests.databases import CommittedDatabase
 from tests.example.wsgi_server import runserver
+
+_FOLDER = Path(example_project.__file__).parent
+_SLOW = "0.15"
+"""Seconds for each word, so that an answer is not over before the test has done something."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,66 +39,83 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def _begin(browser: Browser, url: str, text: str) -> str:
-    """Begin a chat, and return its id."""
+def _begin(browser: Browser, url: str, text: str) -> None:
+    """Begin a chat, and wait until the address is that of its thread."""
     browser.open(f"{url}/chat/")
     _send(browser, text)
-    browser.until_address(lambda address: "/chat/chat-" in address)
-    return browser.address().rstrip("/").rpartition("/")[2]
+    browser.until_address(lambda address: not address.endswith("/chat/"))
 
 
 def _send(browser: Browser, text: str) -> None:
     browser.fill("#compose textarea", text)
-    browser.click("#compose button")
+    browser.click("#compose .main")
 
 
 def _until_answered(browser: Browser, *, last: str) -> str:
     """Wait for the last entry and the end of the turn, and return the text of the page."""
-    browser.until("#transcript li:last-child .text", contains=last)
-    browser.until("#stop", equals="")
-    return browser.text("#transcript")
+    browser.until("#messages li:last-child .text", contains=last)
+    _until_idle(browser)
+    return browser.text("#messages")
 
 
-def _messages(database: CommittedDatabase, session_id: str) -> list[tuple[str, str]]:
-    messages = DatabaseStateStore(database.alias).session(session_id).messages()
+def _until_idle(browser: Browser) -> None:
+    """Wait until the page offers no stop any more."""
+    browser.until("#stop:not([hidden])", equals="")
+
+
+def _session_id(database: CommittedDatabase) -> str:
+    (session,) = DatabaseStateStore(database.alias).list_sessions(agent_type=GUIDE).sessions
+    return session.session_id
+
+
+def _messages(database: CommittedDatabase) -> list[tuple[str, str]]:
+    messages = DatabaseStateStore(database.alias).session(_session_id(database)).messages()
     return [(message["role"], message["content"]) for message in messages]
+
+
+def _runs(database: CommittedDatabase) -> list[tuple[str, str | None]]:
+    runs = DatabaseStateStore(database.alias).list_runs(_session_id(database))
+    return [(run.status, run.completion_reason) for run in runs]
+
+
+def test_the_chat_takes_less_than_250_lines() -> None:
+    files = ("chat.py", "static/example/chat.js")
+    assert sum(len((_FOLDER / file).read_text().splitlines()) for file in files) < 250
 
 
 def test_a_message_is_answered_while_one_reads_and_a_tool_is_shown(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
-    with serving(committed_db) as server:
+    with serving(committed_db, SECONDS_PER_WORD=_SLOW) as server:
         _begin(browser, server.url, "Find me a flight to Lisbon.")
-        browser.until("#writing li.assistant .text", at_least=1)
-        assert browser.text("#transcript li.tool") == ""
-        browser.until("#transcript li.tool .text", contains="flight: TP 1357")
-        browser.until("#writing .text", at_least=20)
-        # The stream has words of a message that the page now shows as stored.
+        browser.until("#messages li.assistant .text", at_least=1)
+        assert browser.text("#messages li.tool") == ""
+        browser.until("#messages li.tool .text", contains="flight: TP 1357")
+        browser.until("#messages li.tool + li.assistant .text", at_least=20)
+        # The stream has words of a message that is stored now.
         browser.reload()
         live = _until_answered(browser, last="Shall I book it?")
         assert live.count("Let me look") == 1
-        assert browser.text("#writing") == ""
         browser.reload()
-        assert browser.text("#transcript").split() == live.split()
+        assert _until_answered(browser, last="Shall I book it?") == live
         _send(browser, "And what is the city like?")
         _until_answered(browser, last="trams")
-        assert browser.text("#status") == ""
+        assert browser.text("#messages li.problem") == ""
         assert browser.complaints() == []
 
 
 def test_a_reload_in_the_middle_of_an_answer_neither_loses_nor_repeats_a_word(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
-    with serving(committed_db) as server:
-        session_id = _begin(browser, server.url, "What is Lisbon like?")
+    with serving(committed_db, SECONDS_PER_WORD=_SLOW) as server:
+        _begin(browser, server.url, "What is Lisbon like?")
         shown = ""
         for length in (10, 60, 110):
-            shown = browser.until("#writing .text", at_least=length)
+            shown = browser.until("#messages li.assistant .text", at_least=length)
             browser.reload()
         _until_answered(browser, last="tell me to book one.")
-        assert browser.text("#writing") == ""
-        (_, (_, whole)) = _messages(committed_db, session_id)
-        assert browser.text("#transcript").split() == f"YouWhat is Lisbon like? Guide{whole}".split()
+        (_, (_, whole)) = _messages(committed_db)
+        assert browser.text("#messages") == f"YouWhat is Lisbon like?Guide{whole}"
         assert whole.startswith(shown)
         assert browser.complaints() == []
 
@@ -100,129 +123,133 @@ def test_a_reload_in_the_middle_of_an_answer_neither_loses_nor_repeats_a_word(
 def test_a_message_during_an_answer_waits_in_every_browser_and_is_answered_by_the_same_turn(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
-    # On a busy machine, the answer must not end before the second browser has sent its message.
-    with serving(committed_db, SECONDS_PER_WORD="0.15") as server, chromium() as other:
-        session_id = _begin(browser, server.url, "What is Lisbon like?")
+    with serving(committed_db, SECONDS_PER_WORD="0.3") as server, chromium() as other:
+        _begin(browser, server.url, "What is Lisbon like?")
         other.open(f"{server.url}/chat/")
         other.take_cookies(browser)
         other.open(browser.address())
-        other.until("#writing .text", at_least=1)
+        other.until("#messages li.assistant .text", at_least=1)
         _send(other, "Find me a flight.")
         for each in (other, browser):
-            assert "waiting" in each.until("#waiting li", contains="Find me a flight.")
-            assert "Find me" not in each.text("#transcript")
+            each.until("#messages li.waiting", contains="Find me a flight.")
         for each in (other, browser):
             shown = _until_answered(each, last="Shall I book it?")
             assert shown.index("tell me to book one.") < shown.index("Find me a flight.")
-            assert each.text("#waiting li") == ""
+            assert each.text("#messages li.waiting") == ""
             assert each.complaints() == []
         # A browser in which nothing happens also learns of the next message.
         _send(browser, "Thank you!")
         _until_answered(other, last="trams")
-    assert [run.status for run in DatabaseStateStore(committed_db.alias).list_runs(session_id)] == [
-        "completed"
-    ] * 2
-    roles = [role for role, _ in _messages(committed_db, session_id)]
+    assert [status for status, _ in _runs(committed_db)] == ["completed"] * 2
+    roles = [role for role, _ in _messages(committed_db)]
     assert roles == ["user", "assistant", "user", "assistant", "tool", "assistant", "user", "assistant"]
 
 
 def test_a_withdrawn_message_is_not_answered(committed_db: CommittedDatabase, browser: Browser) -> None:
-    with serving(committed_db) as server:
-        session_id = _begin(browser, server.url, "What is Lisbon like?")
+    with serving(committed_db, SECONDS_PER_WORD=_SLOW) as server:
+        _begin(browser, server.url, "What is Lisbon like?")
+        browser.until("#messages li.assistant .text", at_least=1)
         _send(browser, "Find me a flight.")
-        browser.until("#waiting li", contains="Find me a flight.")
-        browser.click("#waiting button")
-        browser.until("#waiting li", equals="")
+        browser.until("#messages li.waiting", contains="Find me a flight.")
+        browser.click("#messages li.waiting button")
+        browser.until("#messages li.waiting", equals="")
         assert "Find me" not in _until_answered(browser, last="tell me to book one.")
         assert browser.complaints() == []
-    assert [role for role, _ in _messages(committed_db, session_id)] == ["user", "assistant"]
+    assert [role for role, _ in _messages(committed_db)] == ["user", "assistant"]
 
 
-def test_a_stop_keeps_what_was_said_and_a_waiting_message_which_the_next_turn_answers(
+def test_a_stop_keeps_what_was_said_and_the_waiting_message_is_answered(
+    committed_db: CommittedDatabase, browser: Browser
+) -> None:
+    with serving(committed_db, SECONDS_PER_WORD=_SLOW) as server:
+        _begin(browser, server.url, "What is Lisbon like?")
+        browser.until("#messages li.assistant .text", at_least=20)
+        _send(browser, "Find me a flight.")
+        browser.until("#messages li.waiting", contains="Find me a flight.")
+        browser.click("#stop")
+        shown = _until_answered(browser, last="Shall I book it?")
+        (_, (_, said), *_) = _messages(committed_db)
+        assert said.startswith("Lisbon is a good")
+        assert said.endswith("…")
+        assert said in shown
+        browser.reload()
+        assert _until_answered(browser, last="Shall I book it?") == shown
+        assert browser.complaints() == []
+    assert [status for status, _ in _runs(committed_db)] == ["completed", "interrupted"]
+
+
+def test_an_answer_that_was_stopped_before_its_first_word_can_be_made_anew(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
     with serving(committed_db) as server:
-        session_id = _begin(browser, server.url, "What is Lisbon like?")
-        browser.until("#writing .text", at_least=20)
-        _send(browser, "Find me a flight.")
-        browser.until("#waiting li", contains="Find me a flight.")
-        browser.click("#stop button")
-        browser.until("#go-on", contains="has stopped")
+        _begin(browser, server.url, "What is Lisbon like?")
+        _until_answered(browser, last="tell me to book one.")
         store = DatabaseStateStore(committed_db.alias)
-        assert [run.status for run in store.list_runs(session_id)] == ["interrupted"]
-        (_, said) = _messages(committed_db, session_id)[-1]
-        assert said.startswith("Lisbon is a good")
-        assert said.endswith(" …")
-        assert "Find me a flight." in browser.text("#waiting li")
+        store.truncate_messages(_session_id(committed_db), 1)
         browser.reload()
-        assert said in browser.text("#transcript")
-        assert browser.text("#writing") == ""
-        _send(browser, "To Lisbon, please.")
-        _until_answered(browser, last="Shall I book it?")
-        assert browser.text("#waiting li") == browser.text("#go-on") == ""
-        assert browser.complaints() == []
-    assert [content for role, content in _messages(committed_db, session_id) if role == "user"] == [
-        "What is Lisbon like?",
-        "Find me a flight.",
-        "To Lisbon, please.",
-    ]
+        browser.until("#messages li.problem", contains="The guide has stopped.")
+        browser.click("#messages li.problem button")
+        assert _until_answered(browser, last="tell me to book one.").count("What is Lisbon like?") == 1
+    assert [role for role, _ in _messages(committed_db)] == ["user", "assistant"]
 
 
 @pytest.mark.parametrize(
     ("button", "answer", "is_booked"),
-    [("approve", "It is booked", True), ("refuse", "I have not booked anything", False)],
+    [(1, "It is booked", True), (2, "I have not booked anything", False)],
 )
 def test_a_person_decides_in_the_page_and_the_agent_goes_on(
-    committed_db: CommittedDatabase, browser: Browser, button: str, answer: str, is_booked: bool
+    committed_db: CommittedDatabase, browser: Browser, button: int, answer: str, is_booked: bool
 ) -> None:
     with serving(committed_db) as server:
-        session_id = _begin(browser, server.url, "Book the early flight for two.")
-        assert "flight: TP 1357" in browser.until("#question", contains="May the agent run book_flight?")
+        _begin(browser, server.url, "Book the early flight for two.")
+        assert "flight: TP 1357" in browser.until("#messages li.asked", contains="book_flight")
         browser.reload()
+        browser.until("#messages li.asked", contains="book_flight")
         _send(browser, "And what is the city like?")
-        browser.until("#waiting li", contains="the city like?")
-        browser.click(f"#approval button[value={button}]")
+        browser.until("#messages li.waiting", contains="the city like?")
+        browser.click(f"#messages li.asked button:nth-of-type({button})")
         assert "trams" in _until_answered(browser, last=answer)
-        assert browser.text("#question") == browser.text("#waiting li") == ""
+        assert browser.text("#messages li.asked") == browser.text("#messages li.waiting") == ""
         assert browser.complaints() == []
-    state = DatabaseStateStore(committed_db.alias).session(session_id).load()
-    assert ("booking" in state.custom_state) is is_booked
-    assert state.completed_client_tool_calls["call-1"]["approved"] is is_booked
+    store, session_id = DatabaseStateStore(committed_db.alias), _session_id(committed_db)
+    booked = [effect.state for effect in store.list_effects(session_id).items]
+    assert booked == (["done"] if is_booked else [])
+    (call,) = store.session(session_id).load().completed_client_tool_calls.values()
+    assert call["approved"] is is_booked
 
 
 def test_a_chat_goes_on_after_its_server_was_killed_in_the_middle_of_an_answer(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
-    with serving(committed_db) as server:
-        session_id = _begin(browser, server.url, "What is Lisbon like?")
-        browser.until("#writing .text", at_least=20)
+    with serving(committed_db, SECONDS_PER_WORD=_SLOW) as server:
+        _begin(browser, server.url, "What is Lisbon like?")
+        browser.until("#messages li.assistant .text", at_least=20)
+    browser.until("#messages li.problem", contains="connection was lost")
     with serving(committed_db, port=server.port):
-        # The lock of the dead process is held until its term ends. Then the page finds out by itself.
-        browser.until("#go-on", contains="has stopped")
-        browser.click("#go-on button")
+        # The lock of the dead process is held until its term ends. Then another one begins by itself.
         _until_answered(browser, last="tell me to book one.")
-        assert browser.text("#transcript").count("Lisbon is a good choice") == 1
-        assert browser.text("#writing") == ""
-    assert [role for role, _ in _messages(committed_db, session_id)] == ["user", "assistant"]
+        assert browser.text("#messages").count("Lisbon is a good choice") == 1
+        assert browser.text("#messages li.problem") == ""
+    assert [role for role, _ in _messages(committed_db)] == ["user", "assistant"]
 
 
 def test_a_message_is_kept_while_the_server_is_away_and_sent_once(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
     with serving(committed_db) as server:
-        session_id = _begin(browser, server.url, "What is Lisbon like?")
+        _begin(browser, server.url, "What is Lisbon like?")
         _until_answered(browser, last="tell me to book one.")
     _send(browser, "Thank you!")
-    browser.until("#problem", contains="did not answer")
+    browser.until("#messages li.problem", contains="did not answer")
     with serving(committed_db, port=server.port):
         browser.run(
             "const compose = document.getElementById('compose');"
             "compose.requestSubmit(); compose.requestSubmit();"
         )
-        browser.until("#transcript li:nth-child(4) .text", contains="trams")
-        browser.until("#stop", equals="")
+        browser.until("#messages li:nth-child(4) .text", contains="trams")
+        _until_idle(browser)
         assert browser.run("return document.querySelector('#compose textarea').value") == ""
-    assert [content for role, content in _messages(committed_db, session_id) if role == "user"] == [
+    assert [content for role, content in _messages(committed_db) if role == "user"] == [
         "What is Lisbon like?",
         "Thank you!",
     ]
@@ -234,40 +261,49 @@ def test_a_budget_that_is_reached_is_explained_and_raised_and_the_chat_goes_on(
     budgets = Store(committed_db.alias).budgets
     budgets.set_budget(BUDGET, scope="agent_type", value=GUIDE, period="day", limit_tokens=50)
     with serving(committed_db) as server:
-        session_id = _begin(browser, server.url, "What is Lisbon like?")
+        _begin(browser, server.url, "What is Lisbon like?")
         _until_answered(browser, last="tell me to book one.")
-        assert browser.text("#go-on") == ""
+        assert browser.text("#messages li.problem") == ""
         _send(browser, "Find me a flight.")
-        words = browser.until("#go-on", contains="when somebody raises the limit")
-        assert "of its 50 tokens of today" in words
-        assert "Find me a flight." in browser.text("#transcript li:last-child")
-        assert browser.text("#go-on a") == ""
+        browser.until("#messages li.problem", contains="when somebody raises the limit")
+        assert browser.text("#messages li.problem a") == ""
+        address = browser.address()
         _sign_in(browser, server.url, committed_db)
-        browser.open(f"{server.url}/chat/{session_id}/")
-        browser.click("#go-on a")
+        browser.open(address)
+        browser.until("#messages li.problem a", contains="Raise the limit")
+        assert "Find me a flight." in browser.text("#messages li.user:nth-child(3)")
+        browser.click("#messages li.problem a")
         browser.until(".helix-confirm button", contains="Change the budget")
         browser.run("document.querySelector('[name=limit_tokens]').value = '5000'")
         browser.click(".helix-confirm button")
-        browser.until_address(lambda address: f"/chat/{session_id}/" in address)
-        assert "The agent has stopped." in browser.text("#go-on")
-        browser.click("#go-on button")
-        _until_answered(browser, last="Shall I book it?")
-        assert browser.text("#go-on") == ""
-    runs = DatabaseStateStore(committed_db.alias).list_runs(session_id)
-    assert [run.completion_reason for run in runs] == ["end_turn", f"budget:{BUDGET}", "end_turn"]
+        browser.until_address(lambda shown: shown == address)
+        browser.until("#messages li.problem button", contains="Try again")
+        browser.click("#messages li.problem button")
+        assert _until_answered(browser, last="Shall I book it?").count("Find me a flight.") == 1
+        assert browser.text("#messages li.problem") == ""
+    assert [reason for _, reason in _runs(committed_db)] == ["end_turn", f"budget:{BUDGET}", "end_turn"]
+
+
+def test_the_first_visitor_sets_the_budget_and_no_other_changes_it(committed_db: CommittedDatabase) -> None:
+    with browser_on(committed_db) as visitor:
+        visitor.open("/chat/")
+        assert Store().budgets.status(BUDGET).limit_tokens == 2_000
+        Store().budgets.set_budget(BUDGET, scope="agent_type", value=GUIDE, period="day", limit_tokens=9_000)
+        visitor.open("/chat/")
+        assert Store().budgets.status(BUDGET).limit_tokens == 9_000
 
 
 def test_a_chat_is_shown_to_nobody_else(committed_db: CommittedDatabase, browser: Browser) -> None:
-    with serving(committed_db) as server:
+    with serving(committed_db, SECONDS_PER_WORD=_SLOW) as server:
         _begin(browser, server.url, "A secret.")
-        browser.until("#writing .text", at_least=1)
-        address, events = browser.address(), browser.run("return transcript.dataset.events")
+        browser.until("#messages li.assistant .text", at_least=1)
         with chromium() as stranger:
-            stranger.open(address)
+            stranger.open(browser.address())
+            stranger.until("#messages li.problem", contains="belongs to another visitor")
             assert any("404" in complaint for complaint in stranger.until_complaints())
             assert "A secret." not in stranger.text("body")
-            stranger.open(server.url + events)
-            assert "Forbidden" in stranger.text("body")
+            stranger.open(f"{server.url}/streams/{_session_id(committed_db)}/")
+            assert "A secret." not in stranger.text("body")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -283,10 +319,12 @@ def test_the_page_fits_and_says_in_words_which_server_to_start(
         policy = "return (await fetch(location)).headers.get('Content-Security-Policy')"
         assert browser.run(policy) == "default-src 'self'"
         _send(browser, "What is Lisbon like? " + "x" * 200)
-        status = browser.until("#status", contains="ASGI server")
-        assert "-m uvicorn" in status
-        assert "example_project.asgi:application" in status
+        problem = browser.until("#messages li.problem", contains="ASGI server")
+        assert "-m uvicorn" in problem
+        assert "example_project.asgi:application" in problem
         assert browser.content_width() <= width
+        # Without a stream, the page shows what is stored.
+        browser.until("#messages li.assistant .text", contains="tell me to book one.")
         complaints = browser.complaints()
         assert complaints
         assert all("501" in complaint for complaint in complaints)
