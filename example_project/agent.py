@@ -80,8 +80,7 @@ Outside = Callable[[Effect], Any]
 class AgentKind:
     """An agent: its model, its tools, the tools that a person must approve, and what those do outside.
 
-    The first answer without tool calls is the output of the session, unless it ``is_chat``: then it ends the
-    turn, unless a message has arrived meanwhile, and the next message begins another one.
+    The first answer without tool calls is the output of the session.
     """
 
     agent_type: str
@@ -90,7 +89,6 @@ class AgentKind:
     needs_approval: frozenset[str] = frozenset()
     effects: Mapping[str, Outside] = field(default_factory=dict)
     """What approved tools do outside of the database, before the step in which the tool runs."""
-    is_chat: bool = False
 
 
 class Agent:
@@ -157,10 +155,7 @@ class Agent:
             spending.tokens(reply.tokens)
             calls = _calls(reply.message)
             if not calls:
-                if self.kind.is_chat:
-                    step.end_turn()
-                else:
-                    step.finish(output={"answer": reply.message["content"]})
+                step.finish(output={"answer": reply.message["content"]})
                 return
         undecided = [call for call in calls if self._needs_approval(call) and call["id"] not in turn.results]
         if undecided:
