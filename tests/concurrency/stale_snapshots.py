@@ -47,11 +47,12 @@ def _budgets(faces: Faces) -> DatabaseBudgetStore:
     return DatabaseBudgetStore(faces.alias, tenant=faces.tenant)
 
 
-def _turn_with_an_estimate(faces: Faces, key: str) -> None:
+def _step_with_an_estimate(faces: Faces, key: str) -> None:
+    """A turn with an estimate cannot begin in a block, as it does where the outcome of an order is found."""
     faces.locks.force_release(key)
     with (
-        faces.store.session(key).turn(owner="worker", estimate_tokens=5) as turn,
-        turn.step() as step,
+        faces.store.session(key).turn(owner="worker") as turn,
+        turn.step(estimate_tokens=5) as step,
     ):
         step.say(message("estimated"))
 
@@ -86,7 +87,7 @@ _OTHER_WRITES: Final[dict[str, Write]] = {
     "answer a call": lambda faces, key: faces.store.submit_tool_result(key, "asked", result=1),
     "approve a call": lambda faces, key: _approve(faces, key, "asked"),
     "use an approval": _use_approval,
-    "turn with an estimate": _turn_with_an_estimate,
+    "step with an estimate": _step_with_an_estimate,
     "fenced append": _fenced_append,
     "acquire the session's lock": lambda faces, key: faces.locks.take_over(key, owner="other"),
     "release the session's lock by force": lambda faces, key: faces.locks.force_release(key),

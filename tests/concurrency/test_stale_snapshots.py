@@ -31,6 +31,10 @@ _KNOWN: Final = (
     Pair("sessions", "budgets: create", "usage with an amount"),
     # Without any budget, an entry is inserted by one statement.
     Pair("first budget", "usage with an amount", "budgets: create"),
+    # The copy of a thread without checkpoints must not create a session.
+    Pair("logs", "langgraph saver: copy_thread", "langgraph saver: delete_for_runs"),
+    # A run that was copied is deleted in the copy too.
+    Pair("logs", "langgraph saver: delete_for_runs", "langgraph saver: copy_thread"),
 )
 """Pairs that once had an unsound outcome."""
 

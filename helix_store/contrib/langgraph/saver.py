@@ -80,6 +80,7 @@ from helix_store.engine.expressions import list_parameter
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound, shown_id
 from helix_store.locks import DatabaseLockManager, hold_fence
+from helix_store.sessions.locking import touch_session
 
 _logger = logging.getLogger(__name__)
 
@@ -311,14 +312,21 @@ def copy_thread_rows(adapter: SessionAdapter, source: tuple[str, str], target: t
         for statement in (COPY,) if session.db.is_postgresql else COPY_PARTS:
             session.db.execute(statement, parameters)
 
-    # An empty copy must not create a session.
+    if source_id == target_id:
+        return
     checkpoints = LangGraphCheckpoint._base_manager.using(adapter.db.alias)
     of_source = checkpoints.filter(session__tenant=adapter.tenant, session__session_id=source_id)
     about = of_source.values(user_id=F("session__user_id"), title=F("session__title"))[:1]
-    if source_id == target_id or not (found := adapter.read(lambda db: list(about))):
-        return
 
     def ensure_and_copy() -> None:
+        # An empty copy must not create a session, and a deletion of runs must not miss the copy because of an
+        # older snapshot. So nobody can write to the source meanwhile, and its row is written.
+        try:
+            touch_session(adapter.db, source_id)
+        except SessionNotFound:
+            return
+        if not (found := list(about)):
+            return
         # The user is copied so that an erasure of the user also finds the copy.
         adapter.ensure(target_id, **about_thread(found[0]))
         adapter.write(target_id, copy)
@@ -647,6 +655,7 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
         """Copy all checkpoints, values and writes of a thread to another one, in one transaction.
 
         Rows that the target already has are kept. A new target gets the user and the title of the source.
+        Nobody else can write to the source meanwhile.
         """
         copy_thread_rows(
             self._adapter,

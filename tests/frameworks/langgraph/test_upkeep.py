@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from helix_store.contrib.langgraph import DjangoSaver
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
 from helix_store.exceptions import InvalidPayload
 from helix_store.stores import DatabaseStateStore
+from tests.database.separate import separate_connection
 from tests.databases import CommittedDatabase
+from tests.faults_found.races import Writers, until_backends_wait
 from tests.frameworks.langgraph.graphs import config_of, put, put_chain
 
 TABLES = (LangGraphCheckpoint, LangGraphValue, LangGraphWrite)
@@ -115,6 +118,25 @@ def test_a_copy_belongs_to_the_user_of_its_source(
     assert other is not None
     assert (copied.user_id, copied.title) == ("ada", "A trip")
     assert (other.user_id, other.title) == ("bob", None)
+
+
+def test_a_copy_waits_for_the_deletion_of_its_source_and_creates_nothing(
+    postgres_db: CommittedDatabase,
+) -> None:
+    """It created a session without checkpoints, with the user and the title of the deleted one."""
+    tenant = postgres_db.tenant
+    saver = DjangoSaver(postgres_db.alias, tenant=tenant)
+    put(saver, {**config_of("thread"), "metadata": {"user_id": "ada", "title": "A trip"}})
+    with (
+        separate_connection(**postgres_db.connection.settings_dict) as connection,
+        transaction.atomic(using=connection.alias),
+    ):
+        DjangoSaver(connection.alias, tenant=tenant).delete_thread("thread")
+        writers = Writers([lambda: saver.copy_thread("thread", "copy")])
+        until_backends_wait(postgres_db, 1)
+    (outcome,) = writers.outcomes()
+    assert outcome.error is None
+    assert DatabaseStateStore(postgres_db.alias, tenant=tenant).list_sessions().sessions == []
 
 
 def test_deleting_a_thread_keeps_the_session_of_the_application(
