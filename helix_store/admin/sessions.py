@@ -20,7 +20,7 @@ from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions import SESSION_ACTIONS
@@ -395,7 +395,7 @@ def _facts(view: SessionView, run: dict[str, Any] | None) -> Any:
     if view.may_view(UsageEntry):
         yield from _spent(view)
     if run is not None:
-        yield _("Run"), _run_words(run)
+        yield pgettext("of a turn", "Run"), _run_words(run)
     if view.may_view(Lock):
         yield from _lock(view)
     yield _("Updated"), distance(session.updated_at)

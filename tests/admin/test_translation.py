@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import django
 import pytest
 from django.contrib import admin
 from django.test.utils import override_settings
@@ -28,15 +29,16 @@ from tests.security.admin_requests import address_of
 
 PACKAGE = Path(helix_store.__file__).parent
 CATALOG = PACKAGE / "locale/de/LC_MESSAGES"
-MARKS = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
+MARKS = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy", "pgettext", "pgettext_lazy"}
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MARKS:
-            text = node.args[0]
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                yield text.value
+            given = node.args[:2] if node.func.id.startswith("pgettext") else node.args[:1]
+            if all(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in given):
+                # A catalog has a text with a context under both.
+                yield "\x04".join(each.value for each in given)  # type: ignore[attr-defined]  # see above
 
 
 def _marked_texts() -> set[str]:
@@ -45,18 +47,45 @@ def _marked_texts() -> set[str]:
     for path in PACKAGE.rglob("*.py"):
         found.update(_texts(ast.parse(path.read_text())))
     for path in PACKAGE.rglob("*.html"):
-        for call in re.findall(r"\bn?gettext\(.*?\)(?= |$)", templatize(path.read_text()), re.MULTILINE):
+        for call in re.findall(r"\b[np]?gettext\(.*?\)(?= |$)", templatize(path.read_text()), re.MULTILINE):
             found.update(_texts(ast.parse(call.replace("ngettext(", "ngettext(", 1), mode="exec")))
     return found
 
 
+def _german(path: Path) -> dict[Any, str]:
+    """Return the translations of a catalog; the key of a plural is a tuple."""
+    with path.open("rb") as file:
+        return dict(gettext.GNUTranslations(file)._catalog)  # type: ignore[attr-defined]
+
+
 def test_every_marked_text_has_a_german_one() -> None:
-    with (CATALOG / "django.mo").open("rb") as file:
-        german = gettext.GNUTranslations(file)
-    known = {key if isinstance(key, str) else key[0] for key in german._catalog}  # type: ignore[attr-defined]
+    known = {key if isinstance(key, str) else key[0] for key in _german(CATALOG / "django.mo")}
     marked = _marked_texts()
-    assert {"Needs a person", "%(count)d minute ago", "Charts and CSV", "Daily figures"} <= marked
+    assert {
+        "Needs a person",
+        "%(count)d minute ago",
+        "Charts and CSV",
+        "Daily figures",
+        "of a turn\x04Run",
+    } <= marked
     assert sorted(marked - known) == []
+
+
+TEXTS_OF_DJANGO_6_1: Final = {"Run", "Select an action"}
+"""Texts that have no German translation there."""
+
+
+def test_no_text_changes_the_pages_of_django() -> None:
+    """Catalogs share one namespace: the button "Run" of Django 6.1 was called "Lauf" in every app's admin."""
+    django_apps = Path(django.__file__).parent / "contrib"
+    texts, of_django = set(TEXTS_OF_DJANGO_6_1), dict[Any, str]()
+    for path in django_apps.glob("*/locale"):
+        texts.update(re.findall(r'(?m)^msgid "(.+)"$', (path / "en/LC_MESSAGES/django.po").read_text()))
+        of_django |= _german(path / "de/LC_MESSAGES/django.mo")
+    ours = _german(CATALOG / "django.mo")
+    assert len(texts & ours.keys()) > 5
+    wrong = {text: ours[text] for text in texts & ours.keys() if ours[text] != of_django.get(text, text)}
+    assert wrong == {}
 
 
 def test_the_source_of_the_catalog_has_no_empty_or_doubtful_text() -> None:

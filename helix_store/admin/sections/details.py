@@ -9,6 +9,7 @@ from typing import Any, Final
 from django.db.models.functions import Length
 from django.http import Http404, HttpResponse
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext
 
 from helix_store.actions.sessions import BRANCH, PRUNE_CHECKPOINTS, RESTORE
 from helix_store.admin.elements import (
@@ -82,7 +83,7 @@ class Details(Section):
             (_("Resumes"), session.resume_count),
         ]
         documents = [
-            (_("Tags"), "tags", None),
+            (pgettext("of a session", "Tags"), "tags", None),
             (_("Metadata"), "metadata", None),
             (_("Metadata of the graph"), "typed_metadata", None),
             (_("Output, error, workspaces"), ENVELOPE, _outcome),
