@@ -1,6 +1,6 @@
 """The next turn of a trip, which a server takes as soon as a person has answered.
 
-A real project enqueues a task instead: docs/workers.md.
+A real project enqueues a task instead: docs/queues-and-cron.md.
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ from tests.docs.test_examples import ROOT
 
 TUTORIAL: Final = (ROOT / "docs" / "tutorial.md").read_text()
 TASKS: Final = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
-_WORKERS: Final = (ROOT / "docs" / "workers.md").read_text().replace("django.tasks", TASKS)
-DJANGO_TASKS, TABLE_AND_CELERY = _WORKERS.split("## Tasks in a table")
-TASKS_IN_A_TABLE, CELERY = TABLE_AND_CELERY.split("## A Celery task")
+WORKERS: Final = (ROOT / "docs" / "workers.md").read_text()
+_QUEUES: Final = (ROOT / "docs" / "queues-and-cron.md").read_text().replace("django.tasks", TASKS)
+DJANGO_TASKS, TABLE_AND_CELERY = _QUEUES.split("## Tasks in a table")
+TASKS_IN_A_TABLE, CELERY = TABLE_AND_CELERY.split("## Celery")
 
 TWICE: Final = """
 import os
@@ -108,20 +109,24 @@ def test_the_tutorial_can_be_followed(project: Project) -> None:
     assert project.follow(TUTORIAL) > 15
 
 
+def test_the_page_of_workers_can_be_followed(travel_desk: Project) -> None:
+    assert travel_desk.follow(WORKERS) == 4
+
+
 @needs(TASKS)
-def test_the_page_of_workers_can_be_followed_with_django_tasks(travel_desk: Project) -> None:
-    assert travel_desk.follow(DJANGO_TASKS) > 8
+def test_the_page_of_queues_can_be_followed_with_django_tasks(travel_desk: Project) -> None:
+    assert travel_desk.follow(DJANGO_TASKS) == 8
 
 
 @needs("django_tasks_db")
 @needs(TASKS)
-def test_the_page_of_workers_can_be_followed_with_tasks_in_a_table(travel_desk: Project) -> None:
+def test_the_page_of_queues_can_be_followed_with_tasks_in_a_table(travel_desk: Project) -> None:
     write_files(travel_desk, DJANGO_TASKS)
-    assert travel_desk.follow(TASKS_IN_A_TABLE) == 5
+    assert travel_desk.follow(TASKS_IN_A_TABLE) == 11
 
 
 @needs("celery")
-def test_the_page_of_workers_can_be_followed_with_celery(travel_desk: Project) -> None:
+def test_the_page_of_queues_can_be_followed_with_celery(travel_desk: Project) -> None:
     write_files(travel_desk, DJANGO_TASKS)
     assert travel_desk.follow(CELERY) == 2
 

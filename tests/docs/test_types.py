@@ -12,8 +12,9 @@ from tests.docs.projects import stages_of
 from tests.docs.test_examples import BLOCK, ROOT
 
 TUTORIAL = stages_of((ROOT / "docs" / "tutorial.md").read_text())
-WORKERS = stages_of((ROOT / "docs" / "workers.md").read_text().partition("## A Celery task")[0])
-STAGES = [*TUTORIAL, *({**TUTORIAL[-1], **stage} for stage in WORKERS)]
+WORKERS = stages_of((ROOT / "docs" / "workers.md").read_text())
+QUEUES = stages_of((ROOT / "docs" / "queues-and-cron.md").read_text().partition("## Celery")[0])
+STAGES = [*TUTORIAL, *({**TUTORIAL[-1], **stage} for stage in (*WORKERS, *QUEUES))]
 
 
 def test_the_examples_of_the_readme_pass_strict_type_checks(tmp_path: Path) -> None:
