@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from helix_store.cleanup import CleanupSummary as CleanupSummary
     from helix_store.cleanup import erase as erase
     from helix_store.cleanup import expired_session_cleanup as expired_session_cleanup
+    from helix_store.conf import sqlite_options as sqlite_options
     from helix_store.core.approvals import ApprovedCall as ApprovedCall
     from helix_store.core.approvals import call_digest as call_digest
     from helix_store.core.budgets import Budget as Budget
@@ -121,6 +122,7 @@ _NAMES_BY_HOME: Final = {
     "helix_store.cleanup": "CleanupSummary erase expired_session_cleanup",
     "helix_store.retention": "prune_streams",
     "helix_store.workspaces": "StorageWorkspaceProvider WorkspaceProvider",
+    "helix_store.conf": "sqlite_options",
     "helix_store.core.approvals": "ApprovedCall call_digest",
     "helix_store.core.budgets": "Budget BudgetStatus",
     "helix_store.core.contracts": "StateStore UsageStore",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sqlite3
 import zlib
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -17,6 +18,10 @@ from django.core.exceptions import ImproperlyConfigured
 from helix_store.core.limits import Limits
 from helix_store.core.streams import StreamOptions
 from helix_store.core.types import RetentionPolicy
+
+FIRST_SAFE_SQLITE: Final = (3, 51, 3)
+"""The first version without the WAL-reset bug, https://sqlite.org/wal.html#walresetbug."""
+_BACKPORTS_OF_THE_FIX: Final = ((3, 44, 6), (3, 50, 7))
 
 DEFAULTS: Final[dict[str, Any]] = {
     "TABLE_PREFIX": "helix_store_",
@@ -249,3 +254,29 @@ def constraint_name(suffix: str) -> str:
     if prefix == DEFAULTS["TABLE_PREFIX"]:
         return f"helix_{suffix}"
     return f"h{zlib.crc32(prefix.encode()):08x}_{suffix}"
+
+
+def sqlite_options(*, timeout: float = 20) -> dict[str, Any]:
+    """Return the ``OPTIONS`` of a database on SQLite, with which all checks pass and no commit is lost.
+
+    A transaction takes the write lock when it begins, and waits for it for up to ``timeout`` seconds. Commits
+    survive a power failure. Readers do not wait for the writer (WAL mode), unless this version of SQLite has
+    the WAL-reset bug: then the journal mode is ``TRUNCATE``.
+
+    Example::
+
+        DATABASES["default"]["OPTIONS"] = helix_store.sqlite_options()
+    """
+    journal_mode = "TRUNCATE" if has_the_wal_reset_bug() else "WAL"
+    return {
+        "timeout": timeout,
+        "transaction_mode": "IMMEDIATE",
+        "init_command": f"PRAGMA journal_mode={journal_mode}; PRAGMA synchronous=FULL;",
+    }
+
+
+def has_the_wal_reset_bug() -> bool:
+    """Return whether WAL mode can corrupt a database with this version of SQLite."""
+    version = sqlite3.sqlite_version_info
+    has_a_backport = any(fixed <= version < (3, fixed[1] + 1) for fixed in _BACKPORTS_OF_THE_FIX)
+    return version < FIRST_SAFE_SQLITE and not has_a_backport

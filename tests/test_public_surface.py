@@ -110,7 +110,10 @@ from helix_store import Limits, SessionState, StaleStateError, StateStore, Usage
 dir(helix_store)
 assert "django" not in sys.modules
 
+# A settings module calls it.
+assert helix_store.sqlite_options()["transaction_mode"] == "IMMEDIATE"
 from django.conf import settings
+assert not settings.configured
 settings.configure(INSTALLED_APPS=["helix_store"], HELIX_STORE={"LIMITS": {"max_state_bytes": 1024}})
 import django
 django.setup()

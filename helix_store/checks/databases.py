@@ -292,19 +292,7 @@ def check_orphaned_transactions(databases: Databases = None, **kwargs: Any) -> l
     ]
 
 
-_FIRST_SAFE_SQLITE: Final = (3, 51, 3)
-# https://sqlite.org/wal.html#walresetbug
-_BACKPORTS_OF_THE_FIX: Final = ((3, 44, 6), (3, 50, 7))
-_OPTIONS: Final = (
-    '"OPTIONS": {{"timeout": 20, "transaction_mode": "IMMEDIATE", '
-    '"init_command": "PRAGMA journal_mode={}; PRAGMA synchronous=FULL;"}}'
-)
-_SET_WAL: Final = f"Set {_OPTIONS.format('WAL')}."
-# Not DELETE: with synchronous=FULL, a power failure after a commit may bring the deleted journal back.
-_AVOID_WAL: Final = (
-    f"Use SQLite 3.51.3 or newer, or PostgreSQL; else set {_OPTIONS.format('TRUNCATE')}, with which readers "
-    "and writers wait for each other."
-)
+_SET_OPTIONS: Final = 'Set "OPTIONS": helix_store.sqlite_options() in the settings of this database.'
 _PROBLEMS: Final = {
     "helix_store.W001": "begins deferred transactions: with several writers, most fail at once with "
     '"database is locked".',
@@ -319,29 +307,38 @@ _DURABLE_WITHOUT_WAL: Final = ("truncate", "persist")
 def check_sqlite_settings(
     databases: Databases = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Report missing IMMEDIATE transactions (W001), missing WAL (W002) and commits without sync (W003)."""
+    """Report missing IMMEDIATE transactions (W001), missing WAL (W002) and commits without sync (W003).
+
+    All three have one remedy, so a database gets one warning, with the number of the first problem.
+    """
     messages: list[CheckMessage] = []
-    hint = _AVOID_WAL if _has_the_wal_reset_bug() else _SET_WAL
     for connection in app_connections("sqlite", only):
         options = connection.settings_dict.get("OPTIONS", {})
         mode = str(options.get("transaction_mode") or "").upper()
         journal_mode, synchronous = _sqlite_pragmas(connection, ask=connection.alias in (databases or ()))
-        # This also applies to a backport of the fix, so a project only has to compare version numbers.
-        avoids_wal = sqlite3.sqlite_version_info < _FIRST_SAFE_SQLITE and journal_mode in _DURABLE_WITHOUT_WAL
+        # This also applies to a backport of the fix: a project may compare version numbers by itself.
+        avoids_wal = (
+            sqlite3.sqlite_version_info < conf.FIRST_SAFE_SQLITE and journal_mode in _DURABLE_WITHOUT_WAL
+        )
         problems = {
             "helix_store.W001": mode not in ("IMMEDIATE", "EXCLUSIVE"),
             "helix_store.W002": journal_mode != "wal" and not avoids_wal,
             "helix_store.W003": synchronous not in ("full", "extra", "2", "3"),
         }
-        messages += [
-            Warning(
-                f"The SQLite database {connection.alias!r} {_PROBLEMS[id_]}",
-                hint=hint,
-                id=id_,
-            )
+        found = [
+            id_
             for id_, is_found in problems.items()
-            if is_found
+            if is_found and id_ not in settings.SILENCED_SYSTEM_CHECKS
         ]
+        if found:
+            described = " It ".join(_PROBLEMS[id_] for id_ in found)
+            messages.append(
+                Warning(
+                    f"The SQLite database {connection.alias!r} {described}",
+                    hint=_SET_OPTIONS,
+                    id=found[0],
+                )
+            )
     return messages
 
 
@@ -361,24 +358,19 @@ def _sqlite_pragmas(connection: BaseDatabaseWrapper, *, ask: bool) -> tuple[str,
     return pragmas.get("journal_mode", ""), pragmas.get("synchronous", "")
 
 
-def _has_the_wal_reset_bug() -> bool:
-    version = sqlite3.sqlite_version_info
-    has_a_backport = any(fixed <= version < (3, fixed[1] + 1) for fixed in _BACKPORTS_OF_THE_FIX)
-    return version < _FIRST_SAFE_SQLITE and not has_a_backport
-
-
 @register("helix_store", deploy=True)
 def check_sqlite_version(
     databases: Databases = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """Report W004, only for ``check --deploy``: WAL mode with an SQLite that has the WAL-reset bug."""
-    if not _has_the_wal_reset_bug():
+    if not conf.has_the_wal_reset_bug():
         return []
     return [
         Warning(
             f"The SQLite database {connection.alias!r} runs on SQLite {sqlite3.sqlite_version} in WAL mode, "
             "which can corrupt it when two connections meet at a checkpoint.",
-            hint=_AVOID_WAL,
+            hint=f"{_SET_OPTIONS} They choose a journal mode in which readers and writers wait for each "
+            "other. Or use SQLite 3.51.3 or newer, or PostgreSQL.",
             id="helix_store.W004",
         )
         for connection in app_connections("sqlite", only)

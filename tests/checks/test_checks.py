@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from django.core.checks import CheckMessage, Error, run_checks
 from django.db import connections, transaction
 from django.test import override_settings
 
-from helix_store import checks
+from helix_store import checks, sqlite_options
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.postgres import NOT_DURABLE, PostgresCluster
@@ -140,8 +139,8 @@ def test_w001_deferred_transactions_on_sqlite(sqlite_db: CommittedDatabase, opti
     [
         ("PRAGMA synchronous=FULL;", ["helix_store.W002"]),
         ("pragma journal_mode = wal; pragma synchronous = normal", ["helix_store.W003"]),
-        ("", ["helix_store.W002", "helix_store.W003"]),
-        (None, ["helix_store.W002", "helix_store.W003"]),
+        ("", ["helix_store.W002"]),
+        (None, ["helix_store.W002"]),
         ("PRAGMA journal_mode='wal'; PRAGMA synchronous=2", []),
         ("PRAGMA synchronous=EXTRA; PRAGMA journal_mode=WAL", []),
     ],
@@ -186,18 +185,32 @@ def test_w004_sqlite_with_the_wal_reset_bug_under_deploy_only(
     assert "helix_store.W004" not in ids(run_checks())
 
 
-@pytest.mark.parametrize("id_", ["helix_store.W002", "helix_store.W004"])
-def test_the_advice_of_w002_and_w004_on_an_old_sqlite_makes_both_clean(
-    sqlite_db: CommittedDatabase, options: Any, monkeypatch: pytest.MonkeyPatch, id_: str
+@for_each(
+    "version",
+    [(3, 40, 1), (3, 44, 6), (3, 50, 7), (3, 51, 2), (3, 51, 3), (3, 53, 0)],
+    ids=lambda version: str(version),
+)
+def test_the_options_for_sqlite_satisfy_every_check(
+    sqlite_db: CommittedDatabase, options: Any, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 40, 1))
-    if id_ == "helix_store.W002":
-        options(sqlite_db.alias, OPTIONS={"init_command": "PRAGMA synchronous=FULL;"})
-    (found,) = (message for message in sqlite_warnings() if message.id == id_)
-    advised = re.search(r'"init_command": "(.+?)"', str(found.hint))
-    assert advised is not None
-    options(sqlite_db.alias, OPTIONS={"init_command": advised[1]})
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+    options(sqlite_db.alias, OPTIONS=sqlite_options())
     assert ids(sqlite_warnings()) == []
+
+
+def test_options_that_are_missing_are_one_warning(sqlite_db: CommittedDatabase, options: Any) -> None:
+    options(sqlite_db.alias, OPTIONS={"transaction_mode": None, "init_command": None})
+    (found,) = checks.databases.check_sqlite_settings()
+    assert found.id == "helix_store.W001"
+    for problem in ("deferred transactions", "not in WAL mode", "synchronous=FULL"):
+        assert problem in str(found.msg)
+    assert "helix_store.sqlite_options()" in str(found.hint)
+
+
+def test_a_silenced_problem_hides_no_other_one(sqlite_db: CommittedDatabase, options: Any) -> None:
+    options(sqlite_db.alias, OPTIONS={"transaction_mode": None, "init_command": None})
+    with override_settings(SILENCED_SYSTEM_CHECKS=["helix_store.W001"]):
+        assert ids(checks.databases.check_sqlite_settings()) == ["helix_store.W002"]
 
 
 @pytest.mark.parametrize(
