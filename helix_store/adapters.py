@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -41,6 +41,7 @@ from helix_store.models import Session
 from helix_store.sessions.heads import delete_tree, lock_or_insert_session, name_user, user_columns
 from helix_store.sessions.locking import lock_session
 from helix_store.sessions.state import NewSession, root_session
+from helix_store.signals import announce, session_waiting
 
 __all__ = [
     "AppTable",
@@ -129,14 +130,19 @@ class LockedSession:
     is_new: bool
     waiting_kind: str | None = None
     """What the session waited for before this transaction, as an adapter has passed it to `wait_for`."""
+    root_session_id: str | None = None
+    """The session at the top of the tree; ``None`` if it is this session."""
     _changes: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _opened: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def wait_for(self, kind: str | None) -> None:
+    def wait_for(self, kind: str | None, *, opened: Iterable[str] = ()) -> None:
         """Mark the session as waiting for a person, with a word such as ``"interrupt"``; ``None`` clears the
         mark. A colon and text that only the adapter reads may follow the word. The mark is written in the
-        statement that writes the session's ``updated_at``.
+        statement that writes the session's ``updated_at``. ``opened`` are the ids of the questions that
+        nobody has been asked before: `session_waiting` names them, once, after the commit.
         """
         self._changes["waiting_kind"] = validation.optional_identifier(kind, "kind")
+        self._opened.update(dict.fromkeys(opened))
 
 
 class SessionAdapter:
@@ -215,7 +221,7 @@ class SessionAdapter:
         user_id = self.user_id if user_id is None else validation.user_id(user_id)
         # Also checked if the session exists.
         new = partial(self._new_session, session_id, user_id=user_id, title=validation.title(title))
-        columns = (*user_columns(user_id), "waiting_kind")
+        columns = (*user_columns(user_id), "waiting_kind", "root_session_id")
 
         def locked() -> R:
             if create:
@@ -225,13 +231,25 @@ class SessionAdapter:
             else:
                 head, is_new = lock_session(self.db, session_id, conditions, *columns), False
             name_user(self.db, head, user_id)
-            waiting_kind = None if is_new else head.waiting_kind
             session = LockedSession(
-                head.pk, session_id, self.db.tenant, self.db.alias, self.db, is_new, waiting_kind
+                head.pk,
+                session_id,
+                self.db.tenant,
+                self.db.alias,
+                self.db,
+                is_new,
+                head.waiting_kind,
+                head.root_session_id,
             )
             result = call(session)
             if session._changes or not is_new:
                 self._mark_written(head, **session._changes)
+            if session._opened:
+                root_id = session.root_session_id or session_id
+                opened = list(session._opened)
+                announce(
+                    self.db, session_id, [session_waiting], tool_call_ids=opened, root_session_id=root_id
+                )
             return result
 
         return self.db.transaction(locked)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeVar
 
@@ -150,6 +151,69 @@ class LockedItems:
     def _row(self, key: str, document: Document) -> dict[str, Any]:
         text = encode_document(document, conf.limits())
         return {**self._lane, "key": item_key(key), "payload": text, "at": moments.now()}
+
+
+# --- Requests that wait for a person ---------------------------------------------------------------
+
+_REQUEST: Final = "request"
+_SOURCE_DIGITS: Final = 4
+_REQUEST_DIGITS: Final = 8
+_DIGITS: Final = _SOURCE_DIGITS + _REQUEST_DIGITS
+_MOST_NOTED: Final = 20
+"""A mark has 255 characters. Of more open requests, the oldest are noted, so that none is noted twice."""
+
+
+class OpenRequests:
+    """The requests of one ``source`` that a locked session waits for.
+
+    The session's mark contains digests of the sources and ids, so that no statement has to read them.
+    """
+
+    def __init__(self, locked: LockedSession, source: str) -> None:
+        self._locked = locked
+        self._source = _digits(source, _SOURCE_DIGITS)
+        word, _, digits = (locked.waiting_kind or "").partition(":")
+        noted = digits if word == _REQUEST else ""
+        self._before = [noted[start : start + _DIGITS] for start in range(0, len(noted), _DIGITS)]
+        self._noted = list(self._before)
+        self._opened: dict[str, str] = {}
+
+    def open(self, request_id: str) -> None:
+        """Wait for an answer to this request."""
+        note = self._note(request_id)
+        if note in self._noted or len(self._noted) == _MOST_NOTED:
+            return
+        # The same request may come from another source.
+        if all(each[_SOURCE_DIGITS:] != note[_SOURCE_DIGITS:] for each in self._noted):
+            self._opened[note] = request_id
+        self._noted.append(note)
+
+    def answer(self, request_id: str) -> None:
+        """Stop waiting for this request. Unknown ids are ignored."""
+        note = self._note(request_id)
+        self._opened.pop(note, None)
+        if note in self._noted:
+            self._noted.remove(note)
+
+    def replace(self, request_ids: Collection[str]) -> None:
+        """Wait for exactly these requests of the source."""
+        kept = {self._note(each) for each in request_ids}
+        self._noted = [each for each in self._noted if each in kept or not each.startswith(self._source)]
+        for each in request_ids:
+            self.open(each)
+
+    def write(self) -> None:
+        """Change the session's mark, unless it is unchanged or belongs to another adapter."""
+        if self._noted != self._before:
+            mark = f"{_REQUEST}:{''.join(self._noted)}" if self._noted else None
+            self._locked.wait_for(mark, opened=self._opened.values())
+
+    def _note(self, request_id: str) -> str:
+        return self._source + _digits(request_id, _REQUEST_DIGITS)
+
+
+def _digits(text: str, count: int) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:count]
 
 
 def encode_document(document: Document, limits: Limits) -> str:

@@ -17,7 +17,13 @@ from agent_framework import (
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 
 from helix_store.adapters import LockedSession, session_id_for
-from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, document_of
+from helix_store.contrib.item_storage import (
+    Document,
+    ItemStorage,
+    LockedItems,
+    OpenRequests,
+    document_of,
+)
 from helix_store.core.types import UserId
 from helix_store.exceptions import ConflictError, OutcomeUnknown, SessionNotFound, StoreTimeout
 from helix_store.models import Item
@@ -120,6 +126,9 @@ class DjangoCheckpointStorage(CheckpointStorage):
         def put(locked: LockedSession) -> None:
             LockedItems(locked, _CHECKPOINTS).put(checkpoint.checkpoint_id, document)
             LockedItems(locked, _HEADS).put(checkpoint.checkpoint_id, head)
+            requests = OpenRequests(locked, f"workflow {checkpoint.workflow_name}")
+            requests.replace(checkpoint.pending_request_info_events)
+            requests.write()
 
         await self._storage.awrite(self.session_id, put)
 

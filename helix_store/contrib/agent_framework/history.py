@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
-from agent_framework import AgentResponse, AgentSession, HistoryProvider, Message, SessionContext
+from agent_framework import AgentResponse, AgentSession, Content, HistoryProvider, Message, SessionContext
 from agent_framework import SupportsAgentRun as Agent
 from agent_framework._sessions import filter_new_messages
 
@@ -14,6 +14,7 @@ from helix_store.adapters import LockedSession, session_id_for
 from helix_store.contrib.agent_framework.catalogue import MESSAGES
 from helix_store.contrib.item_storage import (
     ItemStorage,
+    OpenRequests,
     built,
     count_of,
     document_of,
@@ -121,10 +122,12 @@ class DjangoHistoryProvider(HistoryProvider):
         def save(locked: LockedSession) -> None:
             # Messages stored before these cannot overlap with the new ones.
             known = [_message(item.payload) for item in log.tail(len(given) + 1)]
-            new = [message.to_dict() for message in filter_new_messages(known, given)]
+            added = filter_new_messages(known, given)
+            new = [message.to_dict() for message in added]
             for document in new:
                 refuse_unreadable(Message.from_dict, document, "agent-framework-core", "message")
             store_exactly(log.append, new)
+            _note_requests(locked, added)
             if saved is not None and self._model is not None:
                 response, agent = saved
                 record_usage(locked, [_usage_of(response, agent, locked.session_id, self._model)])
@@ -151,6 +154,22 @@ class DjangoHistoryProvider(HistoryProvider):
 def _message(payload: Any) -> Message:
     """Build a message from a stored document. Raises `IntegrityFault`."""
     return built(Message.from_dict, document_of(payload), "agent-framework-core", "message")
+
+
+def _note_requests(locked: LockedSession, messages: Iterable[Message]) -> None:
+    """Note the approvals and calls that messages ask of the user, and the answers that they contain."""
+    requests = OpenRequests(locked, "messages")
+    for content in (content for message in messages for content in message.contents):
+        match content:
+            case Content(type="function_approval_request", id=str(asked)):
+                requests.open(asked)
+            case Content(type="function_call", user_input_request=True, call_id=str(asked)):
+                requests.open(asked)
+            case Content(type="function_approval_response", id=str(answered)):
+                requests.answer(answered)
+            case Content(type="function_result", call_id=str(answered)):
+                requests.answer(answered)
+    requests.write()
 
 
 def _usage_of(response: AgentResponse[Any], agent: str, session_id: str, model: str) -> UsageEntry | None:

@@ -31,6 +31,7 @@ from helix_store.contrib.item_storage import (
     Document,
     ItemStorage,
     LockedItems,
+    OpenRequests,
     built,
     count_of,
     document_of,
@@ -48,6 +49,7 @@ from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Item
 
+_AGENT_TYPE: Final = "google_adk"
 _ROWS_PER_PAGE: Final = 1_000
 _SHARED: Final = (USER, APP)
 """The lanes for the state that several sessions share. Writers lock their sessions in this order."""
@@ -72,7 +74,7 @@ class DjangoSessionService(BaseSessionService):
         using: str | None = None,
         *,
         tenant: str = "",
-        agent_type: str = "google_adk",
+        agent_type: str = _AGENT_TYPE,
         model: str | None = "unknown",
         fencing_token: int | None = None,
         recreate: bool = False,
@@ -202,6 +204,7 @@ class DjangoSessionService(BaseSessionService):
                 "state": {**_state(stored), **deltas[SESSION]},
             }
             items.put(session.app_name, {**stored, **changed})
+            _note_requests(locked, event)
             for lane in _SHARED:
                 if deltas[lane]:
                     self._merge(lane, session.app_name, session.user_id, deltas[lane])
@@ -308,6 +311,23 @@ class DjangoSessionService(BaseSessionService):
 def _shared_id(lane: str, app_name: str, user_id: str) -> str:
     """Return the id of the session that holds the state of a user or an app."""
     return session_id_for("google_adk", app_name, *((user_id,) if lane == USER else ()))
+
+
+def _note_requests(locked: LockedSession, event: Event) -> None:
+    """Note what an event asks of the user, and what the user answers in it.
+
+    As in ADK, this is every call whose id is in ``long_running_tool_ids``: confirmations, credentials, inputs
+    and long-running tools. The tool's own first result is not an answer.
+    """
+    requests = OpenRequests(locked, _AGENT_TYPE)
+    if event.author == "user" and (responses := event.get_function_responses()):
+        # In a branch below the call, the answer to a nested request also answers the call.
+        runs = [segment.rpartition("@")[2] for segment in (event.branch or "").split(".") if "@" in segment]
+        for answered in (*(response.id for response in responses), *runs):
+            requests.answer(answered or "")
+    for asked in sorted(event.long_running_tool_ids or ()):
+        requests.open(asked)
+    requests.write()
 
 
 def _refuse_stale(session: Session, marker: str | None, stored: Document) -> None:

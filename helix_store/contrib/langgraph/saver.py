@@ -8,6 +8,7 @@ The caller's runs may continue; checkpoints that they store in the meantime are 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import logging
 import random
@@ -29,7 +30,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.types import INTERRUPT
+from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 
 from helix_store import conf
 from helix_store.adapters import LockedSession, SessionAdapter
@@ -86,6 +87,9 @@ _logger = logging.getLogger(__name__)
 
 _CHECKPOINT, _VALUE, _WRITE = 0, 1, 2
 _LONGEST_MARK: Final = 60
+_DIGITS: Final = 8
+_MOST_KNOWN: Final = 20
+"""A mark of 255 characters has room for the digests of this many interrupts; the newest are kept."""
 
 _Found = tuple[CheckpointRow, Callable[[], CheckpointTuple]]
 
@@ -560,7 +564,21 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
         # A repeated statement could replace a value that another worker has since stored in that position.
         replaces = any(position < 0 for position in columns["positions"])
         statement = None if replaces else PUT_WRITES
-        self._store(address, config, statement, columns, _put_writes_locked)
+        interrupts = self._asked(writes, task_id) if INTERRUPT in columns["channels"] else {}
+        self._store(address, config, statement, columns, partial(_put_writes_locked, interrupts=interrupts))
+
+    def _asked(self, writes: Sequence[tuple[str, Any]], task_id: str) -> dict[str, str]:
+        """Return the ids of a task's interrupts by a digest of what each asks.
+
+        The interrupts of a node have one id, so the number of answers that the node already has is included.
+        """
+        members = {name: value if isinstance(value, list | tuple) else (value,) for name, value in writes}
+        answers, asked = len(members.get(RESUME, ())), {}
+        for interrupt in members[INTERRUPT]:
+            kind, blob = self.serde.dumps_typed(interrupt)
+            digest = hashlib.sha256(f"{kind} {answers} ".encode() + blob).hexdigest()
+            asked[digest[:_DIGITS]] = str(getattr(interrupt, "id", task_id))
+        return asked
 
     @property
     def _largest(self) -> int:
@@ -709,14 +727,24 @@ def _put_locked(session: LockedSession, columns: Mapping[str, Any]) -> None:
         session.wait_for(None)
 
 
-def _put_writes_locked(session: LockedSession, columns: Mapping[str, Any]) -> None:
+def _put_writes_locked(
+    session: LockedSession, columns: Mapping[str, Any], interrupts: Mapping[str, str]
+) -> None:
     own = {**columns, "session": session.key}
     writes = zip(columns["positions"], columns["channels"], columns["types"], columns["blobs"], strict=True)
     for position, channel, kind, blob in writes:
         write = {"position": position, "channel": channel, "type": kind, "blob": blob}
         session.db.execute(INSERT_WRITE, {**own, **write})
     if INTERRUPT in columns["channels"]:
-        session.wait_for(max(_waits_since(columns), session.waiting_kind or ""))
+        mark = session.waiting_kind or ""
+        since, *known = mark.split(" ") if mark.startswith(WAITS_SINCE) else [""]
+        opened: dict[str, str] = {}
+        if not columns["namespace"]:
+            # The interrupts of a subgraph are also those of the task that called it.
+            opened = {digest: each for digest, each in interrupts.items() if digest not in known}
+        digests = [*known, *opened][-_MOST_KNOWN:]
+        since = max(_waits_since(columns), since)
+        session.wait_for(" ".join([since, *digests]), opened=opened.values())
 
 
 def _waits_since(columns: Mapping[str, Any]) -> str:

@@ -164,7 +164,7 @@ class RunStateStore:
         def insert(session: LockedSession) -> str:
             at = moments.now()
             if session.db.execute(SAVE, {**columns, "session": session.key, "at": at}):
-                session.wait_for(_WAITING_KIND)
+                session.wait_for(_WAITING_KIND, opened=[chosen])
                 return chosen
             rows = session.db.execute(LOAD, self._names(session_id, chosen))
             if [row[-1] for row in rows] == [payload]:

@@ -9,7 +9,7 @@ import pytest
 from agents import Runner, RunState, set_tracing_disabled
 from django.test.utils import CaptureQueriesContext
 
-from helix_store import DatabaseStateStore, Store
+from helix_store import DatabaseStateStore
 from helix_store.contrib.openai_agents import DjangoSession, RunStateStore
 from helix_store.contrib.openai_agents.models import OpenAIRunState
 from helix_store.core import moments
@@ -17,6 +17,7 @@ from helix_store.exceptions import ConflictError, InvalidPayload, LimitExceeded,
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.frameworks.openai_agents.models import approving_agent
+from tests.frameworks.waiting import asked, waiting
 from tests.processes import run_in_threads
 
 set_tracing_disabled(True)
@@ -233,17 +234,15 @@ def test_a_bad_argument_is_refused_and_nothing_is_stored(
 
 def test_a_saved_run_waits_until_the_last_one_is_done_or_deleted(committed_db: CommittedDatabase) -> None:
     runs = RunStateStore(committed_db.alias, tenant=committed_db.tenant)
-    store = Store(committed_db.alias, tenant=committed_db.tenant)
-
-    def waiting() -> list[tuple[str, str | None]]:
-        return [(each.session_id, each.detail) for each in store.find_stuck(conditions=["waiting"])]
-
-    first, second = (runs.save("session", f'{{"number": {number}}}') for number in (1, 2))
-    assert waiting() == [("session", "approval")]
+    with asked(committed_db.tenant) as told:
+        first, second = (runs.save("session", f'{{"number": {number}}}') for number in (1, 2))
+        runs.save("session", '{"number": 2}', state_id=second)
+        assert told == [("session", [each], "session") for each in (first, second)]
+    assert waiting(committed_db) == [("session", "approval")]
     claim = runs.claim("session", first, resumer="worker")
     assert claim is not None
     assert claim.done()
-    assert waiting() == [("session", "approval")]
+    assert waiting(committed_db) == [("session", "approval")]
     assert runs.delete("session", second)
-    assert waiting() == []
+    assert waiting(committed_db) == []
     assert not runs.delete("session", second)
