@@ -27,7 +27,7 @@ from helix_store.exceptions import (
 )
 from helix_store.sessions.effects import End, Entered, Intent, Outcome, StoredEffect, encoded_result
 from helix_store.stores.errors import described_error
-from helix_store.stores.session import BoundSession, NotCopied
+from helix_store.stores.session import NotCopied, SessionHandleBase
 from helix_store.stores.step import UncommittedWrite
 
 _logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class OpenEffect(NotCopied, BothContexts, Effect):
 
     def __init__(
         self,
-        session: BoundSession,
+        session: SessionHandleBase,
         effect_id: str,
         *,
         tool_name: str = "",

@@ -57,7 +57,7 @@ from helix_store.sessions.state import (
     default_step_id,
 )
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
-from helix_store.stores.session import BoundSession, NotCopied
+from helix_store.stores.session import NotCopied, SessionHandleBase
 
 _END_TURN: Final = "end_turn"
 _SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
@@ -268,7 +268,7 @@ class Step(NotCopied, BothContexts):
 
     def __init__(
         self,
-        session: BoundSession,
+        session: SessionHandleBase,
         step_id: str | None = None,
         *,
         run_id: str | None = None,

@@ -44,7 +44,7 @@ from helix_store.locks import are_same_locks
 from helix_store.sessions.state import OpenedStep, StepWrite
 from helix_store.stores.effect import OpenEffect
 from helix_store.stores.errors import described_error
-from helix_store.stores.session import BoundSession, NotCopied
+from helix_store.stores.session import NotCopied, SessionHandleBase
 from helix_store.stores.spending import Spending
 from helix_store.stores.step import (
     Progress,
@@ -77,7 +77,7 @@ class Turn(NotCopied, BothContexts):
 
     def __init__(
         self,
-        session: BoundSession,
+        session: SessionHandleBase,
         *,
         locks: LockManager | None = None,
         owner: str | None = None,

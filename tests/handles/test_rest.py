@@ -135,8 +135,8 @@ def test_a_session_is_at_rest_until_something_arrives(
 
 def test_a_new_session_and_its_branches_are_not_at_rest(own_world: World) -> None:
     session = rested(own_world)
-    session.branch(new_session_id="branch")
-    for handle in (own_world.session("branch"), own_world.new_session("other")):
+    branch = session.branch(new_session_id="branch")
+    for handle in (branch, own_world.new_session("other")):
         with handle.turn() as turn:
             assert turn.is_active
 

@@ -165,8 +165,8 @@ def test_the_calls_of_the_store_have_short_names(world: World) -> None:
     newest, oldest = session.checkpoints().items
     assert [head.step_id for head in (newest, oldest)] == ["step-2", "step-1"]
     branch = session.branch(message_index=1, new_session_id="branch", title="a branch")
-    assert (branch.session_id, branch.title) == ("branch", "a branch")
-    assert world.session("branch").messages() == said("a")
+    assert (branch.id, branch.fencing_token, branch.load().title) == ("branch", None, "a branch")
+    assert branch.messages() == said("a")
     assert session.rewind(oldest.checkpoint_id) == world.loaded().version
     assert session.messages() == said("a")
     assert len(session.checkpoints(limit=1).items) == 1
