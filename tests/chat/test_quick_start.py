@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from http.cookiejar import CookieJar
-from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
+from tests.browser import chromium
 from tests.docs.test_examples import ROOT
 
 _PAGE: Final = (ROOT / "docs" / "chat.md").read_text().split("## Chat\n")[0]
@@ -34,17 +37,21 @@ def test_a_chat_takes_twelve_lines() -> None:
     assert len(own) == 12
 
 
-def test_the_quick_start_can_be_followed(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server of a project that was made from the page."""
+
     def manage(*arguments: str) -> None:
         command = [sys.executable, "manage.py", *arguments]
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, timeout=120)
 
+    folder = tmp_path_factory.mktemp("quick-start")
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "django", "startproject", "mysite", "."]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=60)
     for path, text in _files():
-        file = tmp_path / path
+        file = folder / path
         file.write_text(f"{file.read_text()}\n{text}" if file.exists() else text)
     manage("migrate", "-v", "0")
     manage("shell", "-v", "0", "-c", _USER)
@@ -53,19 +60,28 @@ def test_the_quick_start_can_be_followed(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", "mysite.asgi:application", "--port", str(port)],
-        cwd=tmp_path,
+        cwd=folder,
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        _talk(f"http://127.0.0.1:{port}")
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while not _is_up(port):
+            assert time.monotonic() < until
+            time.sleep(0.1)  # the server prints nothing that a test could wait for
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()
         server.wait()
 
 
-def _talk(address: str) -> None:
+def _is_up(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_an_answer_is_streamed_and_stored(address: str) -> None:
     jar = CookieJar()
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
 
@@ -76,15 +92,7 @@ def _talk(address: str) -> None:
         with browser.open(request, timeout=_PATIENCE_SECONDS) as response:
             return str(response.read().decode())
 
-    until = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            opened("/admin/login/")
-        except OSError:
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        else:
-            break
+    opened("/admin/login/")
     opened("/admin/login/", b"username=ann&password=secret&next=/admin/", "application/x-www-form-urlencoded")
     assert "EventSource" in opened("/")
     run: dict[str, Any] = {"threadId": "t", "runId": "r"}
@@ -95,3 +103,27 @@ def _talk(address: str) -> None:
     assert [message["content"] for message in shown["messages"]] == ["Hello there", "You said: Hello there "]
     assert shown["messages"][-1]["id"] in events
     assert "MESSAGES_SNAPSHOT" in opened("/chat/agui/t/")
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_page_fits_and_survives_a_reload_in_the_middle_of_an_answer(address: str, width: int) -> None:
+    with chromium() as browser:
+        browser.resize(width, 844)
+        browser.open(f"{address}/")
+        browser.until("#state", contains="Sign in to use this chat.")
+        browser.open(f"{address}/admin/login/?next=/")
+        browser.fill("[name=username]", "ann")
+        browser.fill("[name=password]", "secret\n")
+        browser.until("h1", equals="How can I help?")
+        wish = "please say " + " ".join(map(str, range(40)))
+        browser.fill("#say textarea", wish)
+        browser.click("#say .go")
+        shown = browser.until("article.assistant", at_least=30)
+        assert browser.content_width() <= width
+        assert browser.run("return document.getElementById('stop').hidden") is False
+        browser.reload()
+        assert f"You said: {wish}".startswith(shown)
+        browser.until("article.assistant:not(.writing)", equals=f"You said: {wish}")
+        assert browser.run("return document.querySelectorAll('article').length") == 2
+        browser.until("#threads a[aria-current]", contains="please say")
+        assert browser.content_width() <= width
