@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import random
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, Self, cast
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.budgets import Amounts, BudgetStoreBase
 from helix_store.core import validation
-from helix_store.core.approvals import ApprovedCall
+from helix_store.core.approvals import ActingUser, ApprovedCall
 from helix_store.core.contracts import StateStore, UsageStore, require_state_store
+from helix_store.core.dicts import AnyMessage
 from helix_store.core.limits import Limits
 from helix_store.core.manager_contracts import LockManager
 from helix_store.core.merging import with_staged
-from helix_store.core.posts import PostStore
+from helix_store.core.posts import Post, PostPage, PostStore
 from helix_store.core.types import (
+    CheckpointPage,
     Message,
     Run,
     SessionState,
     StagedChanges,
+    Timestamp,
+    UserId,
 )
-from helix_store.engine.async_twins import async_twin
+from helix_store.core.usage import UsageRollup
+from helix_store.engine.async_twins import async_twin, in_thread_to_the_end
 from helix_store.exceptions import (
     ConflictError,
     InvalidPayload,
     NotSupportedOnBackend,
     SessionNotFound,
+    StaleStateError,
     shown_id,
 )
 from helix_store.sessions.effects import End, Entered, Intent, StoredEffect
@@ -241,6 +250,7 @@ class ThirdPartyStore(StoreSet):
         return InvalidPayload(path=argument, reason=reason)
 
 
+_FIRST_PAUSE_SECONDS: Final = 0.01
 _LOOK_BACK: Final = 20
 
 
@@ -263,7 +273,7 @@ class NotCopied:
 
 
 class SessionHandleBase(NotCopied):
-    """What the steps, turns and effects of a handle use of it."""
+    """The calls of a handle on a session, except those that open steps, turns and effects."""
 
     def __init__(
         self, store: StateStore | HasStoreSet, session_id: str, fencing_token: int | None = None
@@ -284,6 +294,8 @@ class SessionHandleBase(NotCopied):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r}>"
 
+    # Reading
+
     def load(self) -> SessionState:
         """Return the current state. Raises `SessionNotFound`."""
         state = self._stores.load(self.id)
@@ -291,7 +303,50 @@ class SessionHandleBase(NotCopied):
             raise SessionNotFound(self.id)
         return state
 
-    aload = async_twin(load)
+    def messages(self, last: int | None = None) -> list[Message]:
+        """Return all messages, or the ``last`` ones, oldest first. Raises `SessionNotFound`."""
+        if last is None:
+            return self.store.get_messages(self.id).messages
+        validation.query_number(last, "last", minimum=1)
+        return self.store.get_messages(self.id, limit=last, order="desc").messages[::-1]
+
+    def checkpoints(self, *, limit: int = 20, cursor: str | None = None) -> CheckpointPage:
+        """List the heads of checkpoints, newest first."""
+        return self.store.list_checkpoints(self.id, limit=limit, cursor=cursor)
+
+    def usage(self, tree: bool = False, *, usage: UsageStore | None = None) -> UsageRollup | None:
+        """Return the session's usage, and with ``tree`` also that of its sub-agents.
+
+        By default, ``usage`` is the usage store of the same database and tenant.
+        """
+        ledger = self._stores.usage if usage is None else usage
+        return ledger.get_rollup(self.id, include_sub_agents=tree)
+
+    # Writing
+
+    def say(self, *messages: AnyMessage) -> int:
+        """Append messages outside a step, all or nothing, and return the new message count."""
+        self._require_no_step("say")
+        return self.store.append_messages(self.id, list(messages), fencing_token=self.fencing_token)
+
+    def post(
+        self,
+        message: AnyMessage,
+        *,
+        key: str | None = None,
+        author: UserId | ActingUser | None = None,
+        not_before: Timestamp | None = None,
+    ) -> Post:
+        """Post a message, which the next commit of a turn receives: `post_message` of the store."""
+        return self._post_store().post_message(
+            self.id, message, key=key, author=author, not_before=not_before
+        )
+
+    def posts(
+        self, *, states: Collection[str] = ("waiting",), limit: int = 50, cursor: str | None = None
+    ) -> PostPage:
+        """Return a page of the session's posts in these states."""
+        return self._post_store().list_posts(self.id, states=states, limit=limit, cursor=cursor)
 
     def _receive(self, state: SessionState, fencing_token: int | None) -> list[Message]:
         """Receive due posts on top of a state that was just loaded, unless tool calls are open."""
@@ -310,6 +365,77 @@ class SessionHandleBase(NotCopied):
         if not self._has_posts:
             raise NotSupportedOnBackend(f"A {type(self.store).__name__} has no posts.")
         return cast(PostStore, self.store)
+
+    def update(self, change: Callable[[SessionState], object], *, attempts: int = 5) -> SessionState:
+        """Load the state, call ``change`` to modify it in place, save it, and return it with its new version.
+
+        If another writer has changed the session since it was loaded, it is loaded again after a short pause;
+        the last attempt raises its `StaleStateError`. If ``change`` raises, nothing is saved.
+        """
+        for pause in _pauses(attempts):
+            try:
+                return self._changed(change)
+            except StaleStateError:
+                time.sleep(pause)
+        return self._changed(change)
+
+    async def aupdate(self, change: Callable[[SessionState], object], *, attempts: int = 5) -> SessionState:
+        """Async version of `update`."""
+        # This is not an `async_twin`: a pause in the shared thread would block the writer it waits for.
+        for pause in _pauses(attempts):
+            try:
+                return await in_thread_to_the_end(lambda: self._changed(change))
+            except StaleStateError:
+                await asyncio.sleep(pause)
+        return await in_thread_to_the_end(lambda: self._changed(change))
+
+    def _changed(self, change: Callable[[SessionState], object]) -> SessionState:
+        self._require_no_step("update")
+        state = self.load()
+        version = state.version
+        change(state)
+        state.version = self.store.save_state(
+            self.id, state, expected_version=version, fencing_token=self.fencing_token
+        )
+        return state
+
+    def branch(
+        self,
+        checkpoint_id: str | None = None,
+        *,
+        new_session_id: str | None = None,
+        message_index: int | None = None,
+        title: str | None = None,
+    ) -> Self:
+        """Start a new session from this one as `branch_session` does, and return a handle on it.
+
+        The handle has no fencing token.
+        """
+        state = self.store.branch_session(
+            self.id, checkpoint_id, new_session_id=new_session_id, message_index=message_index, title=title
+        )
+        return type(self)(self.store, state.session_id)
+
+    def rewind(self, checkpoint_id: str, *, expected_version: int | None = None) -> int:
+        """Restore state and messages from a checkpoint, and return the new version."""
+        return self.store.restore_checkpoint(
+            self.id, checkpoint_id, expected_version=expected_version, fencing_token=self.fencing_token
+        )
+
+    def delete(self, *, keep_usage: bool = False) -> int:
+        """Delete the session with its local descendants, and return the number of sessions deleted."""
+        return self.store.delete_session(self.id, keep_usage=keep_usage)
+
+    aload = async_twin(load)
+    amessages = async_twin(messages)
+    acheckpoints = async_twin(checkpoints)
+    ausage = async_twin(usage)
+    asay = async_twin(say)
+    apost = async_twin(post)
+    aposts = async_twin(posts)
+    abranch = async_twin(branch)
+    arewind = async_twin(rewind)
+    adelete = async_twin(delete)
 
     # For steps
 
@@ -332,3 +458,10 @@ class SessionHandleBase(NotCopied):
             raise ConflictError(
                 f"A step of this session is open, and {call}() would make it stale; write in the step."
             )
+
+
+def _pauses(attempts: int) -> Iterator[float]:
+    """Yield the seconds to wait after each attempt except the last, growing and with random jitter."""
+    validation.whole_number(attempts, "attempts", minimum=1)
+    for attempt in range(attempts - 1):
+        yield random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt)  # noqa: S311  jitter, not a secret

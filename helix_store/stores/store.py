@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import random
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -19,36 +16,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from helix_store import conf
 from helix_store.budgets import Amounts, DatabaseBudgetStore, InMemoryBudgetStore
 from helix_store.core import validation
-from helix_store.core.approvals import ActingUser, ApprovedCall
+from helix_store.core.approvals import ApprovedCall
 from helix_store.core.budgets import Dollars
 from helix_store.core.contracts import UsageStore, takes_session_filters
-from helix_store.core.dicts import AnyMessage
 from helix_store.core.effects import Reconcile
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
 from helix_store.core.manager_contracts import LockManager
-from helix_store.core.posts import Post, PostPage
-from helix_store.core.types import (
-    CheckpointPage,
-    Duration,
-    Message,
-    Run,
-    SessionPage,
-    SessionState,
-    StagedChanges,
-    Timestamp,
-    UserId,
-)
-from helix_store.core.usage import UsageRollup
-from helix_store.engine.async_twins import BothContexts, async_twin, in_thread_to_the_end
+from helix_store.core.types import Duration, Run, SessionPage, SessionState, StagedChanges
+from helix_store.engine.async_twins import BothContexts, async_twin
 from helix_store.engine.database import Call, Database, release
 from helix_store.engine.memory import MemoryWorld
-from helix_store.exceptions import (
-    ConflictError,
-    NotSupportedOnBackend,
-    OutsideTransaction,
-    StaleStateError,
-)
+from helix_store.exceptions import ConflictError, NotSupportedOnBackend, OutsideTransaction
 from helix_store.items import ITEMS_AGENT_TYPE, ItemLog
 from helix_store.locks import DatabaseLockManager, InMemoryLockManager
 from helix_store.sessions.calls import Backend
@@ -84,8 +63,6 @@ from helix_store.usage.store import DatabaseUsageStore, InMemoryUsageStore
 
 P = ParamSpec("P")
 
-_FIRST_PAUSE_SECONDS: Final = 0.01
-
 
 class SessionHandle(SessionHandleBase):
     """One session of a store. A handle sends no query before its first call, and never reads ahead.
@@ -93,115 +70,6 @@ class SessionHandle(SessionHandleBase):
     Every write carries ``fencing_token``. The store is any `StateStore`, from this package or a third party;
     the handle makes only its public calls.
     """
-
-    # Reading
-
-    def messages(self, last: int | None = None) -> list[Message]:
-        """Return all messages, or the ``last`` ones, oldest first. Raises `SessionNotFound`."""
-        if last is None:
-            return self.store.get_messages(self.id).messages
-        validation.query_number(last, "last", minimum=1)
-        return self.store.get_messages(self.id, limit=last, order="desc").messages[::-1]
-
-    def checkpoints(self, *, limit: int = 20, cursor: str | None = None) -> CheckpointPage:
-        """List the heads of checkpoints, newest first."""
-        return self.store.list_checkpoints(self.id, limit=limit, cursor=cursor)
-
-    def usage(self, tree: bool = False, *, usage: UsageStore | None = None) -> UsageRollup | None:
-        """Return the session's usage, and with ``tree`` also that of its sub-agents.
-
-        By default, ``usage`` is the usage store of the same database and tenant.
-        """
-        ledger = self._stores.usage if usage is None else usage
-        return ledger.get_rollup(self.id, include_sub_agents=tree)
-
-    # Writing
-
-    def say(self, *messages: AnyMessage) -> int:
-        """Append messages outside a step, all or nothing, and return the new message count."""
-        self._require_no_step("say")
-        return self.store.append_messages(self.id, list(messages), fencing_token=self.fencing_token)
-
-    def post(
-        self,
-        message: AnyMessage,
-        *,
-        key: str | None = None,
-        author: UserId | ActingUser | None = None,
-        not_before: Timestamp | None = None,
-    ) -> Post:
-        """Post a message, which the next commit of a turn receives: `post_message` of the store."""
-        return self._post_store().post_message(
-            self.id, message, key=key, author=author, not_before=not_before
-        )
-
-    def posts(
-        self, *, states: Collection[str] = ("waiting",), limit: int = 50, cursor: str | None = None
-    ) -> PostPage:
-        """Return a page of the session's posts in these states."""
-        return self._post_store().list_posts(self.id, states=states, limit=limit, cursor=cursor)
-
-    def update(self, change: Callable[[SessionState], object], *, attempts: int = 5) -> SessionState:
-        """Load the state, call ``change`` to modify it in place, save it, and return it with its new version.
-
-        If another writer has changed the session since it was loaded, it is loaded again after a short pause;
-        the last attempt raises its `StaleStateError`. If ``change`` raises, nothing is saved.
-        """
-        for pause in _pauses(attempts):
-            try:
-                return self._changed(change)
-            except StaleStateError:
-                time.sleep(pause)
-        return self._changed(change)
-
-    async def aupdate(self, change: Callable[[SessionState], object], *, attempts: int = 5) -> SessionState:
-        """Async version of `update`."""
-        # This is not an `async_twin`: a pause in the shared thread would block the writer it waits for.
-        for pause in _pauses(attempts):
-            try:
-                return await in_thread_to_the_end(lambda: self._changed(change))
-            except StaleStateError:
-                await asyncio.sleep(pause)
-        return await in_thread_to_the_end(lambda: self._changed(change))
-
-    def _changed(self, change: Callable[[SessionState], object]) -> SessionState:
-        self._require_no_step("update")
-        state = self.load()
-        version = state.version
-        change(state)
-        state.version = self.store.save_state(
-            self.id, state, expected_version=version, fencing_token=self.fencing_token
-        )
-        return state
-
-    def branch(
-        self,
-        checkpoint_id: str | None = None,
-        *,
-        new_session_id: str | None = None,
-        message_index: int | None = None,
-        title: str | None = None,
-    ) -> SessionHandle:
-        """Start a new session from this one as `branch_session` does, and return a handle on it.
-
-        The handle has no fencing token.
-        """
-        state = self.store.branch_session(
-            self.id, checkpoint_id, new_session_id=new_session_id, message_index=message_index, title=title
-        )
-        return SessionHandle(self._stores, state.session_id)
-
-    def rewind(self, checkpoint_id: str, *, expected_version: int | None = None) -> int:
-        """Restore state and messages from a checkpoint, and return the new version."""
-        return self.store.restore_checkpoint(
-            self.id, checkpoint_id, expected_version=expected_version, fencing_token=self.fencing_token
-        )
-
-    def delete(self, *, keep_usage: bool = False) -> int:
-        """Delete the session with its local descendants, and return the number of sessions deleted."""
-        return self.store.delete_session(self.id, keep_usage=keep_usage)
-
-    # Steps, turns and effects
 
     def step(
         self, step_id: str | None = None, *, run_id: str | None = None, operation_id: str | None = None
@@ -265,23 +133,6 @@ class SessionHandle(SessionHandleBase):
             retry=retry,
             reconcile=reconcile,
         )
-
-    amessages = async_twin(messages)
-    acheckpoints = async_twin(checkpoints)
-    ausage = async_twin(usage)
-    asay = async_twin(say)
-    apost = async_twin(post)
-    aposts = async_twin(posts)
-    abranch = async_twin(branch)
-    arewind = async_twin(rewind)
-    adelete = async_twin(delete)
-
-
-def _pauses(attempts: int) -> Iterator[float]:
-    """Yield the seconds to wait after each attempt except the last, growing and with random jitter."""
-    validation.whole_number(attempts, "attempts", minimum=1)
-    for attempt in range(attempts - 1):
-        yield random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt)  # noqa: S311  jitter, not a secret
 
 
 def _as_handle(
