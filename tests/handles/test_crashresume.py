@@ -1,127 +1,199 @@
-"""The loops of docs/effects.md under `crashresume`, an outside harness: it crashes the agent right after each
-effect, before anything is stored, begins again, and compares what happened with a run without crashes.
+"""The loop of docs/effects.md, as it is printed there, under `crashresume`, an outside harness.
+
+It crashes the agent right after each effect, before anything is stored, begins again, and compares what
+happened with a run without crashes.
 """
 
 from __future__ import annotations
 
+import ast
+import re
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
 
 import pytest
 from asgiref.sync import async_to_sync
 from crashresume import conform
 from crashresume.core import Context
 
-from helix_store.stores import SessionHandle, Store, Turn
+from helix_store.exceptions import NotApproved
+from helix_store.stores import SessionHandle, Store
 from tests.databases import CommittedDatabase
+from tests.docs.test_examples import BLOCK, ROOT
 
 JOBS: Final = ("job-1", "job-2", "job-3")
+PAGE: Final[Path] = ROOT / "docs" / "effects.md"
+AWAITED: Final = ("done", "not_done", "messages", "say", "end_turn")
+
+Agent: TypeAlias = dict[str, Any]
 
 
-@dataclass
-class Shop:
-    """An agent that charges a card in each job. ``settles`` stands for a person who looks at the service."""
+def functions_of_the_page() -> dict[str, str]:
+    """The source of each function that the page defines, by its name."""
+    functions = {}
+    for block in BLOCK.finditer(PAGE.read_text()):
+        for node in ast.parse(block[1]).body:
+            if isinstance(node, ast.FunctionDef):
+                source = ast.get_source_segment(block[1], node)
+                assert source is not None
+                functions[node.name] = source
+    return functions
 
-    ctx: Context
-    store: Store
-    way: str
 
-    def __post_init__(self) -> None:
-        session_id = self.ctx.run_id
-        if not self.store.sessions.session_exists(session_id):
-            self.store.new_session(session_id, agent_type="shop")
-        self.session: SessionHandle = self.store.session(session_id)
+def as_async(source: str) -> str:
+    """A function of the page as the page says that it is written in an async function."""
+    source = re.sub(r"^def ", "async def ", source, flags=re.MULTILINE)
+    source = re.sub(r"^( *)with ", r"\1async with ", source, flags=re.MULTILINE)
+    source = source.replace(": refund(turn", ": await refund(turn")
+    calls = "|".join(AWAITED)
+    return re.sub(
+        rf"\b(turn|step|effect)\.({calls})\(([^()]*(?:\([^()]*\))?)\)", r"(await \1.a\2(\3))", source
+    )
+
+
+def asks_approvals(work: str) -> str:
+    """The loop of the page, with the line of which the page says where it stands."""
+    line = re.search(r"^( *)(?:await )?(?:\(await )?step\.a?say\(reply\)+$", work, re.MULTILINE)
+    assert line is not None
+    return work.replace(line[0], f"{line[0]}\n{line[1]}ask_approvals(step, reply)")
+
+
+def model(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ask for a refund, under another id each time, as models do, and say so afterwards."""
+    last = messages[-1]
+    if last["role"] == "tool":
+        return {"role": "assistant", "content": f"Refunded. {last['content']}"}
+    call = {"id": uuid4().hex, "name": "refund", "input": {"order": last["content"], "euros": 20}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class Payments:
+    """A service that makes each refund it is asked for, whatever its key. The harness dies after some."""
+
+    def __init__(self, ctx: Context, refunded: dict[str, Any]) -> None:
+        self.ctx = ctx
+        self.refunded = refunded
+
+    def refund(self, order: str, euros: int, idempotency_key: str) -> dict[str, str]:
+        receipt = self.refunded[idempotency_key] = {"receipt": f"{order}: {euros} euros"}
+        # The harness compares the keys of different sessions, so they do not contain the session.
+        self.ctx.effect("refund", euros, key=order)
+        return receipt
+
+
+def agent_of(ctx: Context, refunded: dict[str, Any], refund: str, *, is_async: bool = False) -> Agent:
+    """The names of the page, with a function of it as ``refund``, and a service that counts."""
+    functions = functions_of_the_page()
+    work = functions["work"]
+    agent: Agent = {
+        "model": model,
+        "payments": Payments(ctx, refunded),
+        "NotApproved": NotApproved,
+        "timedelta": timedelta,
+    }
+    if refund == "approved_refund":
+        work = asks_approvals(work)
+    sources = [functions["ask"], functions["ask_approvals"]]
+    sources += [as_async(each) if is_async else each for each in (functions[refund], work)]
+    for source in sources:
+        exec(source, agent)  # noqa: S102  our own documentation
+    agent["refund"] = agent[refund]
+    if is_async:
+        agent["work"] = async_to_sync(agent["work"])
+    return agent
+
+
+class Support:
+    """An agent that refunds an order in each job. It stands for the people who approve and settle, too."""
+
+    def __init__(self, ctx: Context, store: Store, agent: Agent) -> None:
+        if not store.sessions.session_exists(ctx.run_id):
+            store.new_session(ctx.run_id, agent_type="support")
+        self.store = store
+        self.session: SessionHandle = store.session(ctx.run_id)
+        self.work: Callable[[SessionHandle], None] = agent["work"]
+        self.refunded: dict[str, Any] = agent["payments"].refunded
 
     def step(self, job: str) -> None:
-        work: Callable[[str], None] = async_to_sync(self._awork) if self.way == "async" else self._work
-        work(job)
-        for effect in self.store.sessions.find_unknown_effects():
-            happened = effect.id in self.ctx.effects.keys()  # noqa: SIM118  a method of the log
-            self.store.sessions.settle_effect(effect.session_id, effect.id, done=happened, result="found")
-            work(job)
+        if job not in [message["content"] for message in self.session.messages()]:
+            self.session.say({"role": "user", "content": job})
+        self.work(self.session)
+        while self._decides():
+            self.work(self.session)
 
-    def state(self) -> Any:
-        state = self.session.load()
-        return {"jobs": state.custom_state, "messages": state.message_count}
+    def _decides(self) -> bool:
+        """Approve what waits, and settle what nobody knows; return whether there was anything."""
+        sessions, session_id = self.store.sessions, self.session.id
+        calls = [
+            call_id
+            for call_id, call in self.session.load().pending_client_tool_calls.items()
+            if "submitted_at" not in call
+        ]
+        for call_id in calls:
+            sessions.submit_tool_result(session_id, call_id, approved=True, approval_id=call_id, actor="ann")
+        unknown = sessions.list_effects(session_id, states=["unknown"]).items
+        for effect in unknown:
+            receipt = self.refunded.get(effect.key)
+            sessions.settle_effect(session_id, effect.id, done=receipt is not None, result=receipt)
+        return bool(calls or unknown)
 
-    def _options(self, job: str) -> dict[str, Any]:
-        if self.way == "approval":
-            return {"approval": True}
-        options: dict[str, Any] = {"tool_name": "charge", "input": {"job": job}}
-        if self.way == "reconcile":
-            options["reconcile"] = self._ask
-        return options
-
-    def _ask(self, effect: Any) -> None:
-        if effect.id in self.ctx.effects.keys():  # noqa: SIM118
-            effect.done("found")
-        else:
-            effect.not_done()
-
-    def _charge(self, effect: Any) -> str:
-        # The harness compares the keys of sessions with different ids, so they do not contain the session.
-        self.ctx.effect("charge", effect.input, key=effect.id)
-        return "charged"
-
-    def _approve(self, turn: Turn, job: str) -> bool:
-        """Ask, and answer as a person does; return whether the turn can go on."""
-        if self.way != "approval" or job in turn.results or self._is_asked(job):
-            return True
-        with turn.step() as step:
-            step.ask_approval(job, "charge", {"job": job})
-        return False
-
-    def _is_asked(self, job: str) -> bool:
-        return job in (self.session.load().completed_client_tool_calls or {})
-
-    def _work(self, job: str) -> None:
-        if job in self.session.load().custom_state:
-            return
-        with self.session.turn() as turn:
-            if self._approve(turn, job):
-                with turn.effect(job, **self._options(job)) as effect:
-                    if not effect.is_done:
-                        effect.done(self._charge(effect))
-                with turn.step() as step:
-                    step.state.custom_state[job] = "paid"
-                    step.say({"role": "tool", "tool_call_id": job, "content": "paid"})
-        if self.session.load().status == "paused":
-            self.store.sessions.submit_tool_result(
-                self.session.id, job, approved=True, approval_id=job, actor="ann"
-            )
-            self._work(job)
-
-    async def _awork(self, job: str) -> None:
-        if job in (await self.session.aload()).custom_state:
-            return
-        async with self.session.turn() as turn:
-            async with turn.effect(job, **self._options(job)) as effect:
-                if not effect.is_done:
-                    await effect.adone(self._charge(effect))
-            async with turn.step() as step:
-                step.state.custom_state[job] = "paid"
-                await step.asay({"role": "tool", "tool_call_id": job, "content": "paid"})
+    def state(self) -> list[tuple[str, str]]:
+        return [(message["role"], message["content"]) for message in self.session.messages()]
 
 
-@pytest.mark.parametrize("way", ["settled by a person", "approval", "reconcile", "async"])
-def test_no_effect_is_repeated_or_lost(committed_db: CommittedDatabase, way: str) -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("refund", ["refund", "approved_refund", "reconciled_refund"])
+def test_no_effect_of_the_documented_loop_is_repeated_or_lost(
+    committed_db: CommittedDatabase, refund: str, is_async: bool
+) -> None:
     store = Store(committed_db.alias, tenant=committed_db.tenant)
-    report = conform(lambda ctx: Shop(ctx, store, way), inputs=JOBS)
+    services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    report = conform(
+        lambda ctx: Support(ctx, store, agent_of(ctx, services[ctx.run_id], refund, is_async=is_async)),
+        inputs=JOBS,
+    )
     assert report.crash_points == len(JOBS)
     assert report.passed, str(report)
 
 
-def test_the_harness_finds_what_a_loop_without_effects_repeats(committed_db: CommittedDatabase) -> None:
+def test_nobody_has_to_settle_what_the_service_can_tell(committed_db: CommittedDatabase) -> None:
+    store = Store(committed_db.alias, tenant=committed_db.tenant)
+    services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+
+    class Alone(Support):
+        def _decides(self) -> bool:
+            return False
+
+    report = conform(
+        lambda ctx: Alone(ctx, store, agent_of(ctx, services[ctx.run_id], "reconciled_refund")), inputs=JOBS
+    )
+    assert report.crash_points == len(JOBS)
+    assert report.passed, str(report)
+
+
+def test_the_harness_finds_what_an_effect_in_the_step_of_its_model_repeats(
+    committed_db: CommittedDatabase,
+) -> None:
+    """The page says why the effects come before the step."""
     store = Store(committed_db.alias, tenant=committed_db.tenant)
 
-    class Careless(Shop):
-        def _work(self, job: str) -> None:
-            if job in self.session.load().custom_state:
-                return
-            with self.session.turn() as turn, turn.step() as step:
-                self.ctx.effect("charge", job, key=job)
-                step.state.custom_state[job] = "paid"
+    def agent(ctx: Context) -> Agent:
+        names = agent_of(ctx, {}, "refund")
 
-    report = conform(lambda ctx: Careless(ctx, store, "careless"), inputs=JOBS)
+        def work(session: SessionHandle) -> None:
+            with session.turn() as turn:
+                while turn.is_active:
+                    with turn.step() as step:
+                        reply = model(turn.messages())
+                        for call in reply.get("tool_calls", []):
+                            step.say(reply, {"role": "tool", "content": names["refund"](turn, call)})
+                        step.end_turn()
+
+        return {**names, "work": work}
+
+    report = conform(lambda ctx: Support(ctx, store, agent(ctx)), inputs=JOBS)
     assert [finding.kind for finding in report.findings] == ["effect_replayed"] * len(JOBS)
