@@ -12,7 +12,7 @@ from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from helix_store import FencedOutError, TurnInterrupted
+from helix_store import FencedOutError, TurnInterrupted, announce_ready
 from tests.chat.conftest import Chatting
 from tests.databases import CommittedDatabase
 
@@ -270,6 +270,59 @@ def test_an_error_takes_back_the_step_and_ends_the_run(chatting: Make) -> None:
     assert [chunk["type"] for chunk in _chunks(site)][-2:] == ["reset", "end"]
     assert "secret" not in str(_chunks(site))
     assert [run.status for run in site.store.sessions.list_runs(site.session("t").id)] == ["failed"]
+
+
+def test_an_unknown_effect_stops_a_thread_until_somebody_settles_it(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.effect("pay") as effect:
+            if not effect.is_done:
+                raise TimeoutError("no answer")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": effect.result})
+            step.end_turn()
+
+    site = chatting(answer=answer)
+    _begun(site)
+    session_id = site.session("t").id
+    site.drive("t")
+    async_to_sync(site.post)("t", "u2", "And now?")
+    for _ in range(2):
+        # The message waits, and no turn is begun in vain.
+        assert site.drive("t") is True
+        reasons = [run.completion_reason for run in site.store.sessions.list_runs(session_id)]
+        assert reasons == ["effect:pay", "TimeoutError"]
+    end = async_to_sync(site.events)("GET", "agui/t/")[-1]
+    assert (end["type"], end["code"]) == ("RUN_ERROR", "effect_unknown")
+    site.runs.clear()
+    site.store.sessions.settle_effect(session_id, "pay", done=True, result="Paid.", actor="ann")
+    assert site.runs == [session_id]
+    site.drive("t")
+    assert _said(site) == [("user", "Hello"), ("user", "And now?"), ("assistant", "Paid.")]
+
+
+def test_a_budget_stops_a_thread_until_it_is_raised(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Yes."})
+            step.end_turn()
+
+    site = chatting(answer=answer)
+    _begun(site)
+    session_id, budgets = site.session("t").id, site.store.budgets
+    budget: dict[str, Any] = {"scope": "agent_type", "value": site.chat.agent_type, "period": "day"}
+    budgets.set_budget("small", **budget, limit_tokens=0)
+    for _ in range(2):
+        assert site.drive("t") is True
+        reasons = [run.completion_reason for run in site.store.sessions.list_runs(session_id)]
+        assert reasons == ["budget:small"]
+    end = async_to_sync(site.events)("GET", "agui/t/")[-1]
+    assert (end["type"], end["code"]) == ("RUN_ERROR", "budget_exceeded")
+    budgets.set_budget("small", **budget, limit_tokens=100)
+    site.runs.clear()
+    announce_ready(using=site.database.alias, tenant=site.database.tenant)
+    assert site.runs == [session_id]
+    site.drive("t")
+    assert _said(site)[-1] == ("assistant", "Yes.")
 
 
 def test_a_rolled_back_step_is_taken_back(chatting: Make) -> None:

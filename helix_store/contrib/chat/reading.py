@@ -28,6 +28,7 @@ from helix_store.contrib.chat.feeds import Seen, in_reading_thread, open_feed
 from helix_store.contrib.chat.standing import Standing, Thread, load_thread, newest_chunk, open_calls
 from helix_store.contrib.chat.stored import Entry, entries, reasoning_id
 from helix_store.contrib.chat.turns import digest_of
+from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 
 if TYPE_CHECKING:
     from helix_store.contrib.chat.driver import Driver
@@ -186,9 +187,12 @@ def outcome_of(thread: Thread, *, usage: Sequence[Mapping[str, Any]] = ()) -> Ou
         return Outcome(kind="error", message=_told(run.error), code="agent_failed", usage=usage)
     if run is not None and run.status == RunStatus.INTERRUPTED:
         reason = run.completion_reason or ""
-        if reason.startswith("budget:"):
+        if reason.startswith(BUDGET_REASON):
             message = "A budget does not allow another step at the moment."
             return Outcome(kind="error", message=message, code="budget_exceeded", usage=usage)
+        if reason.startswith(EFFECT_REASON):
+            message = "Nobody knows whether a call has happened. Somebody must settle it."
+            return Outcome(kind="error", message=message, code="effect_unknown", usage=usage)
         return Outcome(kind="cancelled", usage=usage)
     return Outcome(result=state.output, usage=usage)
 

@@ -40,8 +40,9 @@ chats: Final[dict[str, _Runs]] = {}
 
 
 def run_thread(*, session_id: str, tenant: str, using: str | None, **kwargs: Any) -> None:
-    """Have a thread driven by the runner of its chat. A receiver of `session_posted` and `session_answered`.
+    """Have a thread driven by the runner of its chat.
 
+    A receiver of `session_posted`, `session_answered` and `session_ready`.
     Sessions that are no threads of a chat are left alone.
     """
     if not _THREAD.fullmatch(session_id):

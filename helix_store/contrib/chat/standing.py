@@ -11,6 +11,8 @@ from typing import Any, Final
 from helix_store import Message, Post, Run, RunStatus, SessionNotFound, SessionState, SessionStatus, Store
 from helix_store.core.payloads import decode
 from helix_store.models import StreamChunk
+from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
+from helix_store.stores.conditions import conditions_of_ids
 
 __all__ = ["Standing", "Thread", "load_thread", "newest_chunk", "open_calls", "standing_of"]
 
@@ -88,8 +90,9 @@ def load_thread(
 def _standing(store: Store, state: SessionState, posts: Sequence[Post], run: Run | None) -> Standing:
     """Decide whether a thread is due: the one definition of `drive`, of the addresses, and of a wake-up.
 
-    A thread is due if a post is due, if its calls are answered, or if its last run is running and nobody
-    holds its lock. An effect that was settled will be another reason.
+    A thread is due if a post is due, if its calls are answered, if its last run is running and nobody holds
+    its lock, or if what stopped its last run does not any more: a budget that was raised or has a new period,
+    or an effect that was settled. As long as these would stop the next run too, the thread rests.
     """
     if state.status in _ENDED:
         return Standing.RESTING
@@ -97,6 +100,12 @@ def _standing(store: Store, state: SessionState, posts: Sequence[Post], run: Run
         return Standing.RUNNING
     if run is not None and run.status == RunStatus.RUNNING:
         return Standing.DUE
+    if run is not None and run.status == RunStatus.INTERRUPTED:
+        reason = run.completion_reason or ""
+        if reason.startswith((BUDGET_REASON, EFFECT_REASON)):
+            stuck = conditions_of_ids(store.alias, [(store.tenant, state.session_id)]).values()
+            is_stopped = any(each.condition in ("over_budget", "effect_unknown") for each in stuck)
+            return Standing.RESTING if is_stopped else Standing.DUE
     if open_calls(state):
         return Standing.RESTING
     if state.pending_client_tool_calls:
