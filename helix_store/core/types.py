@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 from helix_store.core.payloads import Page, Serializable
@@ -167,23 +167,43 @@ class InterruptKind(StrEnum):
 # --- Sessions --------------------------------------------------------------------------------------
 
 
-class _WithMemory(Serializable):
-    """A base class with private values that are not fields, just as a model instance has its ``_state``.
-    ``_origin`` is the place from which the state was read, ``_cleared`` holds the values that a resume
-    returned and cleared, and ``_intent`` replaces the state in an operation's digest. ``_has_posts`` is true
-    if posts could be due when the state was read, and ``_is_capped`` if budgets could apply to the session.
-    """
+class Loaded(NamedTuple):
+    """What a store knows of a state that it has returned, beside the state itself. It is never stored."""
 
-    __slots__ = ("_cleared", "_has_posts", "_intent", "_is_capped", "_origin")
-    _cleared: Any
-    _has_posts: Any
-    _is_capped: Any
-    _intent: Any
-    _origin: Any
+    origin: Any = None
+    """The full payload from which the state was read, if the next one can be stored as changes since it."""
+    cleared: Mapping[str, Any] | None = None
+    """The values that a resume has returned and cleared, by the name of their field."""
+    has_posts: bool = True
+    """False if no posts could be due when the state was read."""
+    is_capped: bool = True
+    """False if no budgets could apply to the session when the state was read."""
+    intent: str | None = None
+    """The text that represents the state in an operation's digest: a repeat starts from a later state."""
+
+
+NOT_LOADED: Final = Loaded()
+
+
+class _WithLoaded(Serializable):
+    """A base class with a private record that is not a field, just as a model instance has its ``_state``."""
+
+    __slots__ = ("_loaded",)
+    _loaded: Loaded
+
+
+def loaded_of(state: _WithLoaded) -> Loaded:
+    """Return the record of a state; it says nothing of a state that no store has returned."""
+    return getattr(state, "_loaded", NOT_LOADED)
+
+
+def set_loaded(state: _WithLoaded, loaded: Loaded) -> None:
+    """Replace the record of a state."""
+    state._loaded = loaded
 
 
 @dataclass(slots=True, kw_only=True)
-class SessionState(_WithMemory):
+class SessionState(_WithLoaded):
     """The whole state of one session, without its messages.
 
     The store sets ``version``, ``message_count``, ``created_at`` and ``updated_at``; a save ignores their

@@ -20,7 +20,7 @@ from helix_store.core import validation
 from helix_store.core.approvals import Actor, ApprovedCall
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall
 from helix_store.core.guards import Guard, guard
-from helix_store.core.ids import new_checkpoint_id, new_id
+from helix_store.core.ids import new_id
 from helix_store.core.limits import Limits
 from helix_store.core.patches import check_operation_count, check_staged_patches
 from helix_store.core.payloads import encode
@@ -42,13 +42,9 @@ from helix_store.core.types import (
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.state import (
-    CommittedStep,
     RunUpdate,
     StagedRow,
-    StepRequest,
     StepWrite,
-    encode_messages,
-    encode_state,
     suspension_kind,
 )
 from helix_store.sessions.tool_calls import Answer, checked_answer, checked_calls, permissions_of
@@ -111,16 +107,10 @@ _RUN_RULES: Final[dict[str, validation.Rule]] = {
     "expected_version": validation.optional(validation.whole_number),
     "fencing_token": validation.optional(validation.whole_number),
 }
-_STEP_RULES: Final[dict[str, validation.Rule]] = {
+_STAGING_RULES: Final[dict[str, validation.Rule]] = {
     "session_id": validation.identifier,
     "step_id": validation.identifier,
     "tool_call_id": validation.identifier,
-    "step_count": validation.whole_number,
-    "stream_sequence": validation.whole_number,
-    "expected_version": validation.optional(validation.whole_number),
-    "fencing_token": validation.optional(validation.whole_number),
-    "run_id": validation.optional_identifier,
-    "operation_id": validation.optional_identifier,
 }
 
 
@@ -267,7 +257,7 @@ class StepCalls(StoreCalls):
         """Stage a change, and return its row if a step of a handle can promote the row without reading it."""
         changes = staged if isinstance(staged, StagedChanges) else StagedChanges.from_dict(staged)
         validation.arguments(
-            _STEP_RULES, session_id=session_id, step_id=step_id, tool_call_id=changes.tool_call_id
+            _STAGING_RULES, session_id=session_id, step_id=step_id, tool_call_id=changes.tool_call_id
         )
         limits = conf.limits(self._given_limits)
         at = changes.timestamp
@@ -349,55 +339,7 @@ class StepCalls(StoreCalls):
             operation_id=operation_id,
             run_id=run_id,
         )
-        return self._commit_step(write)[0]
-
-    def _commit_step(self, step: StepWrite) -> CommittedStep:
-        """Commit a step, also on behalf of a handle, without the handle's calls.
-
-        A handle passes the changes that it staged and the approvals that it uses, which it has read at the
-        expected version. Raises `ConflictError` if any of these changes no longer exists.
-        """
-        info, state = step.info, step.state
-        validation.arguments(
-            _STEP_RULES,
-            session_id=step.session_id,
-            step_id=info.step_id,
-            step_count=info.step_count,
-            stream_sequence=info.stream_sequence,
-            expected_version=step.expected_version,
-            fencing_token=step.fencing_token,
-            run_id=step.run_id,
-            operation_id=step.operation_id,
-        )
-        limits = conf.limits(self._given_limits)
-        # This refuses anything but a state, so the parts of the state are read only afterwards.
-        encoded = encode_state(
-            state,
-            limits,
-            step.session_id,
-            step_count=info.step_count,
-            # The digest of an operation needs the same text that any process would write.
-            reuse_texts=step.operation_id is None,
-        )
-        request = StepRequest(
-            session_id=step.session_id,
-            checkpoint_id=new_checkpoint_id(step.session_id, info.step_count, time.time_ns() // 1_000_000),
-            state=state,
-            custom_state=state.custom_state,
-            encoded=encoded,
-            messages=encode_messages(step.messages, limits),
-            step=info,
-            guard=Guard(step.expected_version, step.fencing_token),
-            limits=limits,
-            run_id=step.run_id,
-            operation_id=step.operation_id,
-            keep=conf.checkpoints_keep(),
-            staged=step.staged,
-            uses=step.uses,
-            reception=step.reception,
-            staged_rows=step.staged_rows,
-        )
-        return self._backend.steps.commit(request), request.custom_state
+        return write.committed_by(self._backend.steps.commit, self.limits, keep=conf.checkpoints_keep())[0]
 
     astart_run = async_twin(start_run)
     aupdate_run = async_twin(update_run)

@@ -28,6 +28,8 @@ from helix_store.core.types import (
     StatusChange,
     StatusConflict,
     Unset,
+    loaded_of,
+    set_loaded,
 )
 from helix_store.counters import delete_usage
 from helix_store.engine.database import Database, DatabaseOperations, reads, refuse_moved, writes
@@ -363,7 +365,8 @@ class DatabaseSessions(DatabaseOperations):
             LOAD_STATE, {"tenant": self.db.tenant, "session_id": session_id}
         ):
             state = stored_state(CURRENT_COLUMNS, current)
-            state._is_capped, state._has_posts = bool(has_budgets), bool(has_due_posts)
+            loaded = loaded_of(state)._replace(is_capped=bool(has_budgets), has_posts=bool(has_due_posts))
+            set_loaded(state, loaded)
             return state
         refuse_moved(self.db)
         return None
@@ -374,7 +377,8 @@ class DatabaseSessions(DatabaseOperations):
             current = row[: len(CURRENT_COLUMNS)]
             has_budgets, has_due_posts, is_at_rest, *run = row[len(CURRENT_COLUMNS) :]
             state = stored_state(CURRENT_COLUMNS, current)
-            state._is_capped, state._has_posts = bool(has_budgets), bool(has_due_posts)
+            loaded = loaded_of(state)._replace(is_capped=bool(has_budgets), has_posts=bool(has_due_posts))
+            set_loaded(state, loaded)
             return TurnEntry(
                 state,
                 bool(is_at_rest and state.status == SessionStatus.ACTIVE)

@@ -110,7 +110,7 @@ from helix_store.sessions.state import (
     NewSession,
     RunUpdate,
     SessionQuery,
-    StepRequest,
+    StepWrite,
     TurnEntry,
     decode_messages,
     decode_staged,
@@ -446,16 +446,16 @@ class MemorySteps(MemoryOperations):
         with self._scope.writing(session_id) as draft:
             return discard_staged(draft, step_id)
 
-    def commit(self, request: StepRequest) -> StepCommit:
-        with self._scope.writing(request.session_id) as draft:
-            earlier = _earlier_commit(draft, request)
+    def commit(self, step: StepWrite) -> StepCommit:
+        with self._scope.writing(step.session_id) as draft:
+            earlier = _earlier_commit(draft, step)
             if earlier is not None:
                 return earlier
-            staged = staged_changes(draft, request.step.step_id)
-            if request.staged:
-                request.require_staged(staged)
-            self._scope.check_guard(draft, request.guard)
-            return _apply(draft, request, staged)
+            staged = staged_changes(draft, step.info.step_id)
+            if step.staged:
+                step.require_staged(staged)
+            self._scope.check_guard(draft, step.guard)
+            return _apply(draft, step, staged)
 
 
 def staged_changes(record: SessionRecord, step_id: str) -> list[StagedChanges]:
@@ -473,55 +473,52 @@ def discard_staged(draft: SessionRecord, step_id: str) -> int:
     return dropped
 
 
-def _earlier_commit(record: SessionRecord, request: StepRequest) -> StepCommit | None:
+def _earlier_commit(record: SessionRecord, step: StepWrite) -> StepCommit | None:
     """Return the result of an earlier commit with the same operation id, if there is one."""
-    if request.operation_id is None:
+    if step.operation_id is None:
         return None
-    operation = record.operations.get(request.operation_id)
+    operation = record.operations.get(step.operation_id)
     if operation is None:
         return None
-    if operation.digest != request.digest():
-        raise IdempotencyConflict(request.operation_id)
+    if operation.digest != step.digest():
+        raise IdempotencyConflict(step.operation_id)
     return replace(operation.commit, received=decode_messages(operation.received))
 
 
-def _apply(draft: SessionRecord, request: StepRequest, staged: Sequence[StagedChanges]) -> StepCommit:
-    if request.run_id is not None and request.run_id not in draft.runs:
-        raise RunNotFound(request.run_id)
+def _apply(draft: SessionRecord, step: StepWrite, staged: Sequence[StagedChanges]) -> StepCommit:
+    if step.run_id is not None and step.run_id not in draft.runs:
+        raise RunNotFound(step.run_id)
     now = moments.now()
     is_due = draft.columns["next_post_at"] is not None and draft.columns["next_post_at"] <= now
-    given = request
-    if request.reception is not None:
-        request = request.continued(request.reception, has_due_posts=is_due)
-    encoded = request.promote(staged)
-    given.custom_state = request.custom_state
-    if request.uses:
-        draft.decisions = _used_decisions(draft, request.uses, used_by_step=request.step.step_id)
-        draft.columns["live_decisions"] = without_used(draft.columns["live_decisions"], request.uses)
-    discard_staged(draft, request.step.step_id)
-    draft.messages.extend(stored_messages(request.messages, now))
+    state, encoded = step.stored_state(has_due_posts=is_due and step.receives)
+    encoded = step.promote(staged, state, encoded)
+    if step.uses:
+        draft.decisions = _used_decisions(draft, step.uses, used_by_step=step.info.step_id)
+        draft.columns["live_decisions"] = without_used(draft.columns["live_decisions"], step.uses)
+    discard_staged(draft, step.info.step_id)
+    draft.messages.extend(stored_messages(step.encoded_messages, now))
     received: list[str] = []
     newest_first = (decode_messages([stored.text])[0] for stored in reversed(draft.messages))
-    if is_due and request.reception is not None and not has_open_calls(newest_first):
+    if is_due and step.receives and not has_open_calls(newest_first):
         received = [message.text for message in receive_due(draft)]
     new_version = draft.write_state(encoded)
     head = CheckpointHead(
-        checkpoint_id=request.checkpoint_id,
-        session_id=request.session_id,
-        run_id=request.run_id,
-        step_id=request.step.step_id,
-        step_count=request.step.step_count,
+        checkpoint_id=step.checkpoint_id,
+        session_id=step.session_id,
+        run_id=step.run_id,
+        step_id=step.info.step_id,
+        step_count=step.info.step_count,
         status=SessionStatus(draft.columns["status"]),
         message_count=len(draft.messages),
-        stream_sequence=request.step.stream_sequence,
+        stream_sequence=step.info.stream_sequence,
         created_at=draft.columns["updated_at"],
     )
-    draft.checkpoints[request.checkpoint_id] = StoredCheckpoint(head, new_version, encoded)
-    if request.keep is not None:
-        draft.keep_checkpoints(request.keep)
-    commit = StepCommit(request.checkpoint_id, new_version)
-    if request.operation_id is not None:
-        draft.operations[request.operation_id] = StoredOperation(given.digest(), commit, received)
+    draft.checkpoints[step.checkpoint_id] = StoredCheckpoint(head, new_version, encoded)
+    if step.keep is not None:
+        draft.keep_checkpoints(step.keep)
+    commit = StepCommit(step.checkpoint_id, new_version)
+    if step.operation_id is not None:
+        draft.operations[step.operation_id] = StoredOperation(step.digest(), commit, received)
     return replace(commit, received=decode_messages(received))
 
 

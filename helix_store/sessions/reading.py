@@ -17,6 +17,7 @@ from helix_store.core.types import (
     CheckpointSource,
     InterruptKind,
     InterruptRequest,
+    Loaded,
     Run,
     RunStatus,
     SessionHead,
@@ -24,6 +25,7 @@ from helix_store.core.types import (
     SessionState,
     SessionStatus,
     SubSessionRef,
+    set_loaded,
 )
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault, InvalidPayload
@@ -79,7 +81,7 @@ def current_state(
         live = LiveDecisions(columns.get("live_decisions"))
         fields["pending_client_tool_calls"] = current_calls(fields["pending_client_tool_calls"], live)
     state = SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
-    state._has_posts = columns.get("next_post_at") is not None
+    set_loaded(state, Loaded(has_posts=columns.get("next_post_at") is not None))
     return state
 
 

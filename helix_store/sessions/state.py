@@ -19,6 +19,7 @@ import hashlib
 import json
 import marshal
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -30,6 +31,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from helix_store.core import validation
 from helix_store.core.dicts import AnyMessage
 from helix_store.core.guards import Guard
+from helix_store.core.ids import new_checkpoint_id
 from helix_store.core.limits import AS_STORED, Limits
 from helix_store.core.merging import with_staged
 from helix_store.core.payloads import (
@@ -42,8 +44,10 @@ from helix_store.core.payloads import (
     write_json,
 )
 from helix_store.core.types import (
+    NOT_LOADED,
     UNSET,
     InterruptRequest,
+    Loaded,
     Message,
     Run,
     RunStatus,
@@ -56,6 +60,8 @@ from helix_store.core.types import (
     StepInfo,
     Timestamp,
     Unset,
+    loaded_of,
+    set_loaded,
 )
 from helix_store.engine.expressions import read_cursor, write_cursor
 from helix_store.exceptions import (
@@ -137,10 +143,9 @@ def encode_reusing(
 
 
 def encode_payload(
-    state: SessionState, *, limit: int, path: str, reuse_texts: bool
+    state: SessionState, *, limit: int, path: str, origin: Origin | None
 ) -> tuple[str, Entries | None]:
-    """Encode a state's payload as `encode` does, or with ``reuse_texts`` as `encode_reusing` does."""
-    origin = origin_of(state) if reuse_texts else None
+    """Encode a state's payload as `encode` does, or with an origin as `encode_reusing` does."""
     if origin is None or not origin.entries:
         return encode(state.custom_state, limit=limit, path=path), None
     return encode_reusing(origin.entries, state.custom_state, limit=limit, path=path)
@@ -197,7 +202,7 @@ def _joined(entries: Entries) -> str:
 class Origin:
     """The full payload that a state was read from or stored as, so that its next step can be a delta.
 
-    A loaded state keeps its origin privately. Correctness never depends on it: a delta is written only while
+    A state keeps its origin in its `Loaded`. Correctness never depends on it: a delta is written only while
     the head of the session, under its lock, has this ``key``. A key is random, so neither a rollback nor a
     restored backup can assign it to different content; an outdated origin only costs a full payload.
     """
@@ -236,14 +241,11 @@ class Origin:
         return type(None), ()
 
 
-def origin_of(state: SessionState) -> Origin | None:
-    return getattr(state, "_origin", None)
-
-
 def remember_full(state: SessionState, key: int, row_id: int, version: int, text: str) -> None:
-    """Store in a loaded state the full payload from which it was read."""
-    state._origin = origin = Origin(key, row_id, version, text)
+    """Store in the record of a state the full payload from which it was read."""
+    origin = Origin(key, row_id, version, text)
     origin.latest_version = state.version
+    set_loaded(state, loaded_of(state)._replace(origin=origin))
 
 
 class StoredPayload(NamedTuple):
@@ -264,18 +266,17 @@ _ANY_KEY: Final = object()
 
 
 def stored_payload(
-    state: SessionState,
+    origin: Origin | None,
     payload: str,
     entries: Entries | None,
     *,
     version: int | None,
     head_key: object = _ANY_KEY,
 ) -> StoredPayload:
-    """Return a step's payload as a delta from the state's origin if that is worth it, otherwise in full.
+    """Return a step's payload as a delta from its origin if that is worth it, otherwise in full.
 
     ``version`` is the version of the step, if known, and ``head_key`` the key in the locked head.
     """
-    origin = origin_of(state)
     if origin is not None and head_key in (_ANY_KEY, origin.key):
         version = origin.latest_version + 1 if version is None else version
         new = split(payload) if entries is None else entries
@@ -287,16 +288,15 @@ def stored_payload(
     return StoredPayload(payload, None, secrets.randbits(63), payload, entries)
 
 
-def remember_step(
-    state: SessionState, stored: StoredPayload, row_id: int, version: int, *, has_promoted: bool
-) -> None:
-    """Store in the caller's state the payload from which its next step can be a delta."""
-    origin = origin_of(state)
+def next_origin(
+    origin: Origin | None, stored: StoredPayload, row_id: int, version: int, *, has_promoted: bool
+) -> Origin:
+    """Return the origin of the step that follows a step, which has this payload and this version."""
     if stored.base_id is None or origin is None:
         origin = Origin(stored.base_key, row_id, version, stored.full, stored.entries)
-        state._origin = origin
     origin.latest_version = version
     origin.expects_staging = has_promoted
+    return origin
 
 
 def delta_between(base: Entries, new: Entries) -> str | None:
@@ -398,11 +398,11 @@ def encode_state(
     session_id: str | None = None,
     *,
     step_count: int | None = None,
-    reuse_texts: bool = False,
+    origin: Origin | None = None,
 ) -> EncodedState:
     """Check every field of a state and lay it out; ``step_count`` replaces that of the state.
 
-    With ``reuse_texts``, unchanged entries of the payload take their text from the state that was loaded.
+    With an ``origin``, unchanged entries of the payload take their text from it.
     Raises `InvalidPayload`, also if the state belongs to a session other than ``session_id``, and
     `LimitExceeded`: ``max_state_bytes`` counts payload and envelope together.
     """
@@ -415,7 +415,7 @@ def encode_state(
     if type(state.custom_state) is not dict:
         raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
     payload, entries = encode_payload(
-        state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH, reuse_texts=reuse_texts
+        state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH, origin=origin
     )
     texts = {}
     for name in _TEXT_FIELDS:
@@ -441,7 +441,7 @@ def _without_cleared(state: SessionState) -> SessionState:
 
     Fields are compared by identity, because a reader may modify the returned context.
     """
-    cleared = getattr(state, "_cleared", None)
+    cleared = loaded_of(state).cleared
     if cleared is None:
         return state
     stored = copy.copy(state)
@@ -701,31 +701,31 @@ def root_session(
     return NewSession(session_id, encode_state(state, limits))
 
 
-@dataclass(slots=True)
-class Reception:
-    """The request of a turn's step to receive due posts.
-
-    If posts are due, a step that would finish the session stores the state ``continued`` instead. The commit
-    sets ``is_continued``.
-    """
-
-    continued: SessionState | None = None
-    is_continued: bool = False
-
-
 CommittedStep: TypeAlias = tuple[StepCommit, dict[str, Any]]
 """A commit, and the custom state stored with it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+STEP_RULES: Final[dict[str, validation.Rule]] = {
+    "session_id": validation.identifier,
+    "step_id": validation.identifier,
+    "step_count": validation.whole_number,
+    "stream_sequence": validation.whole_number,
+    "expected_version": validation.optional(validation.whole_number),
+    "fencing_token": validation.optional(validation.whole_number),
+    "run_id": validation.optional_identifier,
+    "operation_id": validation.optional_identifier,
+}
+
+
+@dataclass(slots=True, kw_only=True, repr=False)
 class StepWrite:
-    """A step to commit, and the calls of a handle that belong to the step.
+    """A step to commit, from the handle to the statement, and the calls of a handle that belong to it.
 
     ``staged`` holds the step's own staged changes by tool call id, and ``staged_rows`` the rows of these
     changes, if all of them are known; ``uses`` are the askings whose approvals it uses. ``after`` is called
     once the step is written, unless an earlier step with the same operation id was found; ``record`` is
-    called last in either case, with the commit, and records the usage of the step. With a ``reception``, the
-    commit receives due posts, if the store supports posts.
+    called last in either case, with the commit, and records the usage of the step. `encode` checks the step
+    and fills in the fields after ``limits``.
     """
 
     session_id: str
@@ -741,9 +741,65 @@ class StepWrite:
     staged_rows: Sequence[StagedRow] = ()
     after: Sequence[Callable[[], object]] = ()
     record: Callable[[StepCommit | None], object] | None = None
-    reception: Reception | None = None
     asked: Sequence[str] = ()
     """The ids of the calls that the step opens."""
+    receives: bool = False
+    """True if the commit receives due posts, if the store supports posts."""
+    continued: SessionState | None = None
+    """The state that a step which would finish the session stores instead if posts are due."""
+    is_continued: bool = False
+    """True if the commit has stored the state ``continued``."""
+    loaded: Loaded = NOT_LOADED
+    """The record of the state, which the commit replaces by that of the state that it has stored."""
+    limits: Limits = AS_STORED
+    guard: Guard = field(init=False)
+    checkpoint_id: str = field(init=False)
+    encoded: EncodedState = field(init=False)
+    encoded_messages: Sequence[EncodedMessage] = field(init=False)
+    custom_state: dict[str, Any] = field(init=False)
+    """The custom state of ``state``; after `promote`, it also includes the staged changes."""
+    keep: int | None = field(init=False)
+    """The maximum number of step checkpoints of the session after the commit."""
+
+    def encode(self, limits: Limits, *, keep: int | None) -> None:
+        """Check the step and encode it. Raises `InvalidPayload` and `LimitExceeded`."""
+        info, state = self.info, self.state
+        validation.arguments(
+            STEP_RULES,
+            session_id=self.session_id,
+            step_id=info.step_id,
+            step_count=info.step_count,
+            stream_sequence=info.stream_sequence,
+            expected_version=self.expected_version,
+            fencing_token=self.fencing_token,
+            run_id=self.run_id,
+            operation_id=self.operation_id,
+        )
+        self.loaded = loaded_of(state)
+        # This refuses anything but a state, so the parts of the state are read only afterwards.
+        self.encoded = encode_state(
+            state,
+            limits,
+            self.session_id,
+            step_count=info.step_count,
+            # The digest of an operation needs the same text that any process would write.
+            origin=self.loaded.origin if self.operation_id is None else None,
+        )
+        self.checkpoint_id = new_checkpoint_id(self.session_id, info.step_count, time.time_ns() // 1_000_000)
+        self.encoded_messages = encode_messages(self.messages, limits)
+        self.custom_state = state.custom_state
+        self.guard = Guard(self.expected_version, self.fencing_token)
+        self.limits, self.keep = limits, keep
+
+    def committed_by(
+        self, commit: Callable[[StepWrite], StepCommit], limits: Limits, *, keep: int | None
+    ) -> CommittedStep:
+        """Check and encode the step, call ``commit``, and update the record of the state it has stored."""
+        self.encode(limits, keep=keep)
+        committed = commit(self)
+        state = self.state if self.continued is None or not self.is_continued else self.continued
+        set_loaded(state, self.loaded)
+        return committed, self.custom_state
 
     def is_earlier(self, commit: StepCommit) -> bool:
         """Return whether a commit is the result of an earlier step with the same operation id."""
@@ -760,34 +816,6 @@ class StepWrite:
             self.record(committed[0])
         return committed
 
-
-@dataclass(slots=True)
-class StepRequest:
-    """A step to commit; afterwards, the session has at most ``keep`` step checkpoints.
-
-    For a step of a handle, ``staged`` contains the changes that the step staged itself, by tool call id, and
-    ``staged_rows`` contains their rows, if all of them are known.
-    """
-
-    session_id: str
-    checkpoint_id: str
-    state: SessionState
-    encoded: EncodedState
-    custom_state: dict[str, Any]
-    """The custom state of ``state``; after `promote`, it also includes the staged changes."""
-    messages: Sequence[EncodedMessage]
-    step: StepInfo
-    guard: Guard
-    limits: Limits
-    run_id: str | None = None
-    operation_id: str | None = None
-    keep: int | None = None
-    staged: Mapping[str, StagedChanges] | None = None
-    uses: Sequence[int] = ()
-    """The askings whose approvals the step uses."""
-    reception: Reception | None = None
-    staged_rows: Sequence[StagedRow] = ()
-
     @property
     def name(self) -> str:
         """The key by which a repeat is found: the operation id, or otherwise the id of the checkpoint."""
@@ -799,42 +827,44 @@ class StepRequest:
         If the state has an intent, the digest covers the intent and the messages instead.
         """
         digest = hashlib.sha256()
-        intent = getattr(self.state, "_intent", None)
         payload = (
             self.encoded.payload,
             self.encoded.envelope,
-            self.step.step_id,
-            str(self.step.step_count),
-            str(self.step.stream_sequence),
+            self.info.step_id,
+            str(self.info.step_count),
+            str(self.info.stream_sequence),
             self.run_id or "",
         )
+        intent = self.loaded.intent
         parts = payload if intent is None else (intent,)
-        for part in (*parts, *(message.text for message in self.messages)):
+        for part in (*parts, *(message.text for message in self.encoded_messages)):
             data = part.encode()
             digest.update(len(data).to_bytes(8, "big") + data)
         return digest.hexdigest()
 
-    def continued(self, reception: Reception, *, has_due_posts: bool) -> StepRequest:
-        """Return the request to commit; if posts are due, it is one that does not finish the session."""
-        state = reception.continued
-        reception.is_continued = has_due_posts and state is not None
-        if state is None or not has_due_posts:
-            return self
-        encoded = encode_state(state, self.limits, self.session_id, step_count=self.step.step_count)
-        return replace(self, state=state, encoded=encoded)
+    def stored_state(self, *, has_due_posts: bool) -> tuple[SessionState, EncodedState]:
+        """Return the state to store; if posts are due, it is one that does not finish the session."""
+        self.is_continued = has_due_posts and self.continued is not None
+        if self.continued is None or not has_due_posts:
+            return self.state, self.encoded
+        step_count = self.info.step_count
+        encoded = encode_state(self.continued, self.limits, self.session_id, step_count=step_count)
+        return self.continued, encoded
 
     def require_staged(self, stored: Iterable[StagedChanges]) -> None:
         """Raise `ConflictError` unless all changes that the step staged itself are stored unchanged."""
         if not are_stored(self.staged or {}, stored):
-            raise dropped_staging(self.step.step_id)
+            raise dropped_staging(self.info.step_id)
 
-    def promote(self, staged: Sequence[StagedChanges]) -> EncodedState:
-        """Return the encoded state with staged changes applied. Raises `PatchError` and `LimitExceeded`."""
-        before = self.custom_state = self.state.custom_state
+    def promote(
+        self, staged: Sequence[StagedChanges], state: SessionState, encoded: EncodedState
+    ) -> EncodedState:
+        """Return an encoded state with staged changes applied. Raises `PatchError` and `LimitExceeded`."""
+        before = self.custom_state = state.custom_state
         if not staged:
-            return self.encoded
+            return encoded
         self.custom_state = with_staged(before, staged, limits=self.limits)
-        return with_custom_state(self.encoded, before, self.custom_state, self.limits)
+        return with_custom_state(encoded, before, self.custom_state, self.limits)
 
     def promote_rows(self, rows: Sequence[StagedRow]) -> EncodedState:
         """Return the encoded state with the changes in stored rows applied.
@@ -843,7 +873,7 @@ class StepRequest:
         """
         changes = decode_staged([row.payload for row in rows])
         self.require_staged(changes)
-        return self.promote(changes)
+        return self.promote(changes, self.state, self.encoded)
 
 
 def are_stored(staged: Mapping[str, StagedChanges], stored: Iterable[StagedChanges]) -> bool:

@@ -61,12 +61,11 @@ from helix_store.sessions.state import (
     EncodedMessage,
     EncodedState,
     StagedRow,
-    StepRequest,
+    StepWrite,
     StoredPayload,
     decode_messages,
     decode_staged,
-    origin_of,
-    remember_step,
+    next_origin,
     stored_payload,
     written_columns,
 )
@@ -151,79 +150,79 @@ class DatabaseSteps(DatabaseOperations):
             touch(self.db, head)
         return discarded
 
-    def commit(self, request: StepRequest) -> StepCommit:
+    def commit(self, step: StepWrite) -> StepCommit:
         return self.db.committed_once(
-            partial(self._commit, request),
-            lambda _: self._commit_locked(request, is_repeat=True),
-            operation_id=lambda: request.name,
+            partial(self._commit, step),
+            lambda _: self._commit_locked(step, is_repeat=True),
+            operation_id=lambda: step.name,
         )
 
-    def _commit(self, request: StepRequest, call: Call) -> StepCommit:
+    def _commit(self, step: StepWrite, call: Call) -> StepCommit:
         commit = None
-        if request.operation_id is None and not request.uses and call.has_fast_writes:
-            commit = self._in_one_statement(request, call)
+        if step.operation_id is None and not step.uses and call.has_fast_writes:
+            commit = self._in_one_statement(step, call)
         if commit is None:
-            commit = self.db.transaction(partial(self._commit_locked, request), call)
+            commit = self.db.transaction(partial(self._commit_locked, step), call)
         return commit
 
-    def _in_one_statement(self, request: StepRequest, call: Call) -> StepCommit | None:
+    def _in_one_statement(self, step: StepWrite, call: Call) -> StepCommit | None:
         """Commit a step, or return ``None`` if it needs the portable form.
 
         Staged changes whose rows are unknown are read first if the handle staged something, or if the last
         step of this state promoted something; otherwise the statement returns them. A second statement then
         promotes them, if they have not changed.
         """
-        staged = self._staged_rows(request, call)
-        if not (staged or request.staged):
-            commit, staged = self._try(request, call, request.encoded, ())
+        staged = self._staged_rows(step, call)
+        if not (staged or step.staged):
+            commit, staged = self._try(step, call, step.encoded, ())
             if not staged:
                 return commit
         try:
-            encoded = request.promote_rows(staged)
+            encoded = step.promote_rows(staged)
         except HelixStoreError:
             # A change was deleted or cannot be applied. First check whether the session is gone or stale.
             return None
-        return self._try(request, call, encoded, staged)[0]
+        return self._try(step, call, encoded, staged)[0]
 
-    def _staged_rows(self, request: StepRequest, call: Call) -> list[StagedRow]:
-        if request.staged_rows:
-            return sorted(request.staged_rows, key=lambda row: int(row.version.split(":")[0]))
-        origin = origin_of(request.state)
+    def _staged_rows(self, step: StepWrite, call: Call) -> list[StagedRow]:
+        if step.staged_rows:
+            return sorted(step.staged_rows, key=lambda row: int(row.version.split(":")[0]))
+        origin = step.loaded.origin
         follows_promotion = origin is not None and origin.expects_staging
-        if not (follows_promotion if request.staged is None else request.staged):
+        if not (follows_promotion if step.staged is None else step.staged):
             return []
-        step = {
+        named = {
             "tenant": self.db.tenant,
-            "session_id": request.session_id,
-            "step_id": request.step.step_id,
+            "session_id": step.session_id,
+            "step_id": step.info.step_id,
         }
-        return [StagedRow(*row) for row in call.read(STAGED_ROWS, step)]
+        return [StagedRow(*row) for row in call.read(STAGED_ROWS, named)]
 
     def _try(
-        self, request: StepRequest, call: Call, encoded: EncodedState, staged: Sequence[StagedRow]
+        self, step: StepWrite, call: Call, encoded: EncodedState, staged: Sequence[StagedRow]
     ) -> tuple[StepCommit | None, list[StagedRow]]:
         """Try to commit a step that promotes these rows; return its commit, or else the rows now staged."""
         at = moments.now()
-        expected_version = request.guard.expected_version
+        expected_version = step.guard.expected_version
         stored = stored_payload(
-            request.state,
+            step.loaded.origin,
             encoded.payload,
             encoded.entries,
             version=None if expected_version is None else expected_version + 1,
         )
-        columns = _checkpoint_columns(request, encoded, stored, at)
+        columns = _checkpoint_columns(step, encoded, stored, at)
         ends = encoded.columns["status"] in TERMINAL_STATUSES
         statement = step_statement(
             tuple(columns),
-            messages=min(len(request.messages), MAX_SINGLE_MESSAGES + 1),
+            messages=min(len(step.encoded_messages), MAX_SINGLE_MESSAGES + 1),
             merges=bool(staged),
             is_delta=stored.base_id is not None,
             is_expected=expected_version is not None,
-            is_fenced=request.guard.fencing_token is not None,
-            is_of_run=request.run_id is not None,
-            prunes=request.keep is not None,
+            is_fenced=step.guard.fencing_token is not None,
+            is_of_run=step.run_id is not None,
+            prunes=step.keep is not None,
             ends=ends,
-            receives=request.reception is not None,
+            receives=step.receives,
         )
         tags, metadata = encoded.columns["tags"], encoded.columns["metadata"]
         parameters = {
@@ -232,22 +231,22 @@ class DatabaseSteps(DatabaseOperations):
             "marks": json.dumps(encoded.marks) if encoded.marks else "{}",
             "tags": json.dumps(tags) if tags else "[]",
             "metadata": json.dumps(metadata) if metadata else "{}",
-            "step_number": request.step.step_count,
+            "step_number": step.info.step_count,
             "base_key": stored.base_key,
             "tenant": self.db.tenant,
-            "session_id": request.session_id,
+            "session_id": step.session_id,
             "expected_version": expected_version,
-            "fencing_token": request.guard.fencing_token,
+            "fencing_token": step.guard.fencing_token,
             "staged": [row.version for row in staged],
             "at": at,
-            "added": len(request.messages),
-            "keep": request.keep,
+            "added": len(step.encoded_messages),
+            "keep": step.keep,
         }
-        if len(request.messages) > MAX_SINGLE_MESSAGES:
-            parameters["roles"] = [message.role for message in request.messages]
-            parameters["texts"] = [message.text for message in request.messages]
+        if len(step.encoded_messages) > MAX_SINGLE_MESSAGES:
+            parameters["roles"] = [message.role for message in step.encoded_messages]
+            parameters["texts"] = [message.text for message in step.encoded_messages]
         else:
-            for number, message in enumerate(request.messages, 1):
+            for number, message in enumerate(step.encoded_messages, 1):
                 parameters[f"role_{number}"], parameters[f"text_{number}"] = message
         rows = call.try_write(statement, parameters)
         if not rows or rows[0][0] is None:
@@ -255,62 +254,59 @@ class DatabaseSteps(DatabaseOperations):
         new_version, row_id, earlier_status, _, _ = rows[0]
         if ends:
             status, failure_reason = encoded.columns["status"], encoded.columns["failure_reason"]
-            announce(self.db, request.session_id, signals_of_status(earlier_status, status, failure_reason))
-        remember_step(request.state, stored, row_id, new_version, has_promoted=bool(staged))
-        return StepCommit(request.checkpoint_id, new_version=new_version), []
+            announce(self.db, step.session_id, signals_of_status(earlier_status, status, failure_reason))
+        _remember(step, stored, row_id, new_version, has_promoted=bool(staged))
+        return StepCommit(step.checkpoint_id, new_version=new_version), []
 
-    def _commit_locked(self, request: StepRequest, *, is_repeat: bool = False) -> StepCommit:
+    def _commit_locked(self, step: StepWrite, *, is_repeat: bool = False) -> StepCommit:
         """Lock the session, promote its staging, and write messages, checkpoint and head.
 
         The number of statements does not depend on the length of the history. A run or an operation id takes
         one more statement, recording the operation takes another, and pruning takes up to five.
         """
-        head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS, "live_decisions")
-        run_exists, earlier, has_due_posts = _read_claims(self.db, head, request, is_repeat=is_repeat)
+        head = lock_session(self.db, step.session_id, None, *WRITTEN_COLUMNS, "live_decisions")
+        run_exists, earlier, has_due_posts = _read_claims(self.db, head, step, is_repeat=is_repeat)
         if earlier is not None:
             if is_repeat:
                 # The status that the lost statement found is unknown, so a repeated end is announced again.
-                status, reason = head.status, request.encoded.columns["failure_reason"]
-                announce(self.db, request.session_id, signals_of_status("", status, reason))
-                if request.reception is not None:
-                    request.reception.is_continued = status not in TERMINAL_STATUSES
+                status, reason = head.status, step.encoded.columns["failure_reason"]
+                announce(self.db, step.session_id, signals_of_status("", status, reason))
+                if step.receives:
+                    step.is_continued = status not in TERMINAL_STATUSES
             return earlier
-        if is_repeat and request.keep is not None and request.operation_id is None:
-            expected_version = request.guard.expected_version
-            before = request.state.version if expected_version is None else expected_version
-            if head.version - before > request.keep:
+        if is_repeat and step.keep is not None and step.operation_id is None:
+            expected_version = step.guard.expected_version
+            before = step.state.version if expected_version is None else expected_version
+            if head.version - before > step.keep:
                 # So many later steps were stored that the checkpoint of the lost step may have been pruned.
-                raise OutcomeUnknown(request.name)
+                raise OutcomeUnknown(step.name)
         at = moments.now()
-        is_staged = not request.uses or _use_approvals(self.db, head, request, at)
-        staged = _take_staged(self.db, head, request.step.step_id, at) if is_staged else []
-        if request.staged:
+        is_staged = not step.uses or _use_approvals(self.db, head, step, at)
+        staged = _take_staged(self.db, head, step.info.step_id, at) if is_staged else []
+        if step.staged:
             # This comes before the guard: another worker may have staged the changes and made the step stale.
-            request.require_staged(staged)
-        check_guard(self.db, head, request.guard)
-        if request.run_id is not None and not run_exists:
-            raise RunNotFound(request.run_id)
-        given = request
-        if request.reception is not None:
-            request = request.continued(request.reception, has_due_posts=has_due_posts)
-        written = written_columns(request.encoded, vars(head))
-        encoded = request.promote(staged)
-        given.custom_state = request.custom_state
-        received = self._received(head, request, at) if has_due_posts else []
-        message_count = insert_messages(self.db, head, [*request.messages, *received], at=at)
+            step.require_staged(staged)
+        check_guard(self.db, head, step.guard)
+        if step.run_id is not None and not run_exists:
+            raise RunNotFound(step.run_id)
+        state, encoded = step.stored_state(has_due_posts=has_due_posts)
+        written = written_columns(encoded, vars(head))
+        encoded = step.promote(staged, state, encoded)
+        received = self._received(head, step, at) if has_due_posts else []
+        message_count = insert_messages(self.db, head, [*step.encoded_messages, *received], at=at)
         commit = StepCommit(
-            request.checkpoint_id,
+            step.checkpoint_id,
             new_version=head.version + 1,
             received=decode_messages([message.text for message in received]) if received else [],
         )
         stored = stored_payload(
-            request.state,
+            step.loaded.origin,
             encoded.payload,
             encoded.entries,
             version=commit.new_version,
             head_key=head.base_key,
         )
-        checkpoint = _checkpoint_columns(request, encoded, stored, at)
+        checkpoint = _checkpoint_columns(step, encoded, stored, at)
         checkpoint |= {"session_id": head.pk, "version": commit.new_version, "message_count": message_count}
         # The state that was stored between checkpoints becomes this checkpoint.
         if head.current_id is not None and not head.current_is_checkpoint:
@@ -325,34 +321,41 @@ class DatabaseSteps(DatabaseOperations):
             "base_key": stored.base_key,
             "message_count": message_count,
         }
-        if request.uses:
-            columns["live_decisions"] = without_used(columns.get("live_decisions"), request.uses)
+        if step.uses:
+            columns["live_decisions"] = without_used(columns.get("live_decisions"), step.uses)
         advance(self.db, head, at=at, **changed_columns(head, columns))
-        if request.keep is not None:
+        if step.keep is not None:
             head.current_id, head.current_is_checkpoint = row_id, True
-            keep_checkpoints(self.db, head, request.keep)
-        if request.operation_id is not None:
+            keep_checkpoints(self.db, head, step.keep)
+        if step.operation_id is not None:
             Operation.objects.using(self.db.alias).create(
                 session_id=head.pk,
-                operation_id=request.operation_id,
-                digest=given.digest(),
+                operation_id=step.operation_id,
+                digest=step.digest(),
                 checkpoint_id=commit.checkpoint_id,
                 version=commit.new_version,
                 created_at=at,
             )
-        remember_step(request.state, stored, row_id, commit.new_version, has_promoted=bool(staged))
+        _remember(step, stored, row_id, commit.new_version, has_promoted=bool(staged))
         return commit
 
-    def _received(self, head: Session, request: StepRequest, at: datetime) -> list[EncodedMessage]:
+    def _received(self, head: Session, step: StepWrite, at: datetime) -> list[EncodedMessage]:
         """Receive due posts and return their messages, unless calls are open after those of the step."""
-        own = decode_messages([message.text for message in reversed(request.messages)])
+        own = decode_messages([message.text for message in reversed(step.encoded_messages)])
         if has_open_calls(chain(own, history_backwards(self.db, head))):
             return []
-        position = head.message_count + len(request.messages)
+        position = head.message_count + len(step.encoded_messages)
         return receive_due(self.db, head, position=position, at=at)
 
 
-def _use_approvals(db: Database, head: Session, request: StepRequest, at: datetime) -> bool:
+def _remember(
+    step: StepWrite, stored: StoredPayload, row_id: int, version: int, *, has_promoted: bool
+) -> None:
+    origin = next_origin(step.loaded.origin, stored, row_id, version, has_promoted=has_promoted)
+    step.loaded = step.loaded._replace(origin=origin)
+
+
+def _use_approvals(db: Database, head: Session, step: StepWrite, at: datetime) -> bool:
     """Record that a step uses approvals, and return whether changes are staged for it, in one statement.
 
     The session must be locked; the caller checks its version. Raises `ConflictError` if an approval has been
@@ -360,13 +363,13 @@ def _use_approvals(db: Database, head: Session, request: StepRequest, at: dateti
     """
     used = {
         "key": head.pk,
-        "askings": list_parameter(db, list(request.uses)),
-        "step_id": request.step.step_id,
+        "askings": list_parameter(db, list(step.uses)),
+        "step_id": step.info.step_id,
         "at": at,
     }
     rows = db.execute(USE_APPROVALS, used)
-    if len(rows) < len(request.uses):
-        check_guard(db, head, request.guard)
+    if len(rows) < len(step.uses):
+        check_guard(db, head, step.guard)
         raise ConflictError("An approval of this step was used or ended meanwhile; nothing was written.")
     return any(has_staged for (has_staged,) in rows)
 
@@ -378,7 +381,7 @@ def _take_staged(db: Database, head: Session, step_id: str, at: datetime) -> lis
 
 
 def _checkpoint_columns(
-    request: StepRequest, encoded: EncodedState, stored: StoredPayload, at: datetime
+    step: StepWrite, encoded: EncodedState, stored: StoredPayload, at: datetime
 ) -> dict[str, Any]:
     """Return the columns of a step's checkpoint, in one place; those with ``None`` come from the head."""
     return {
@@ -386,14 +389,14 @@ def _checkpoint_columns(
         "kind": CheckpointKind.STEP.value,
         "namespace": "",
         "version": None,
-        "checkpoint_id": request.checkpoint_id,
+        "checkpoint_id": step.checkpoint_id,
         "source": CheckpointSource.STEP.value,
-        "run_id": request.run_id,
-        "step_id": request.step.step_id,
-        "step_count": request.step.step_count,
+        "run_id": step.run_id,
+        "step_id": step.info.step_id,
+        "step_count": step.info.step_count,
         "status": encoded.columns["status"],
         "message_count": None,
-        "stream_sequence": request.step.stream_sequence,
+        "stream_sequence": step.info.stream_sequence,
         "payload": stored.text,
         "base_id": stored.base_id,
         "envelope": encoded.envelope,
@@ -403,7 +406,7 @@ def _checkpoint_columns(
 
 
 def _read_claims(
-    db: Database, head: Session, request: StepRequest, *, is_repeat: bool
+    db: Database, head: Session, step: StepWrite, *, is_repeat: bool
 ) -> tuple[bool, StepCommit | None, bool]:
     """Return whether the step's run exists, an earlier commit with its operation id, and whether the step
     has due posts to receive.
@@ -411,11 +414,11 @@ def _read_claims(
     One statement after the lock looks up all of this: an earlier one could miss a duplicate's commit or a
     post. An operation id that the store made is the id of the checkpoint. Raises `IdempotencyConflict`.
     """
-    name = request.name if is_repeat else request.operation_id
-    if request.run_id is None and name is None and request.reception is None:
+    name = step.name if is_repeat else step.operation_id
+    if step.run_id is None and name is None and not step.receives:
         return False, None, False
     checkpoint = Checkpoint.objects.filter(
-        session_id=OuterRef("pk"), checkpoint_id=name, kind=CheckpointKind.STEP, step_id=request.step.step_id
+        session_id=OuterRef("pk"), checkpoint_id=name, kind=CheckpointKind.STEP, step_id=step.info.step_id
     )
     received = Post.objects.filter(session_id=OuterRef("pk"), received_version__isnull=False)
     run_exists, has_due_posts, digest, recorded_id, version, checkpoint_version, has_received = (
@@ -423,7 +426,7 @@ def _read_claims(
         .filter(pk=head.pk)
         .annotate(operation=FilteredRelation("operations", condition=Q(operations__operation_id=name)))
         .values_list(
-            Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=request.run_id)),
+            Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=step.run_id)),
             ExpressionWrapper(Q(next_post_at__lte=Now()), BooleanField()),
             "operation__digest",
             "operation__checkpoint_id",
@@ -440,8 +443,8 @@ def _read_claims(
 
     if name is not None and checkpoint_version is not None:
         return run_exists, commit(name, checkpoint_version), False
-    if digest is None or request.operation_id is None:
-        return run_exists, None, bool(has_due_posts) and request.reception is not None
-    if digest != request.digest():
-        raise IdempotencyConflict(request.operation_id)
+    if digest is None or step.operation_id is None:
+        return run_exists, None, bool(has_due_posts) and step.receives
+    if digest != step.digest():
+        raise IdempotencyConflict(step.operation_id)
     return run_exists, commit(recorded_id, version), False

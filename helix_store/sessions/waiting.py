@@ -23,6 +23,8 @@ from helix_store.core.types import (
     SessionStatus,
     Submission,
     SubmissionOutcome,
+    loaded_of,
+    set_loaded,
 )
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
@@ -120,7 +122,8 @@ def resumed_state(state: SessionState, *, version: int, at: datetime) -> Session
     state.expires_at = None
     state.version = version
     state.updated_at = at
-    state._cleared = {name: getattr(state, name) for name in SUSPENSION_FIELDS}
+    cleared = {name: getattr(state, name) for name in SUSPENSION_FIELDS}
+    set_loaded(state, loaded_of(state)._replace(cleared=cleared))
     return state
 
 

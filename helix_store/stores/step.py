@@ -34,6 +34,8 @@ from helix_store.core.types import (
     StepCommit,
     StepInfo,
     Timestamp,
+    loaded_of,
+    set_loaded,
 )
 from helix_store.core.validation import messages as checked_messages
 from helix_store.engine.async_twins import BothContexts, async_twin
@@ -50,7 +52,6 @@ from helix_store.exceptions import (
 from helix_store.sessions.state import (
     SUSPENSION_FIELDS,
     OpenedStep,
-    Reception,
     StagedRow,
     StepWrite,
     are_stored,
@@ -546,19 +547,17 @@ class Step(NotCopied, BothContexts):
         else:
             self._take_offered(state)
         if self._operation_id is not None:
-            # It represents the state in the digest of the step, because a repeat starts from a later state.
-            state._intent = self._intent()
+            set_loaded(state, loaded_of(state)._replace(intent=self._intent()))
         write = self._to_write(state, record)
         commit, custom_state = self.session._stores.commit_step(write)
         if self._operation_id is not None and write.is_earlier(commit):
             self._discard_staged()
             state = self.session.load()
         else:
-            reception = write.reception
-            if reception is not None and reception.is_continued and reception.continued is not None:
-                state = reception.continued
+            if write.is_continued and write.continued is not None:
+                state = write.continued
             if self._operation_id is not None:
-                state._intent = None
+                set_loaded(state, loaded_of(state)._replace(intent=None))
             state.custom_state = custom_state
             state.version = commit.new_version
             state.step_count = self.number
@@ -583,6 +582,9 @@ class Step(NotCopied, BothContexts):
         self, state: SessionState, record: Callable[[StepCommit | None], object] | None
     ) -> StepWrite:
         rows = [row for row in self._rows.values() if row is not None]
+        has_ended = state.status in TERMINAL_STATUSES
+        can_go_on = not has_ended or self._earlier_output is not UNSET
+        receives = self._receives and not self._asked and can_go_on
         return StepWrite(
             session_id=self.session.id,
             state=state,
@@ -597,21 +599,18 @@ class Step(NotCopied, BothContexts):
             staged_rows=[] if len(rows) < len(self._rows) else rows,
             after=self._consequences(),
             record=record,
-            reception=self._reception(state),
+            receives=receives,
+            continued=self._continued(state) if receives and has_ended else None,
             asked=list(self._asked),
         )
 
-    def _reception(self, state: SessionState) -> Reception | None:
-        """Return how the commit of this state receives due posts, or ``None`` if it does not."""
-        if not self._receives or self._asked:
-            return None
-        if state.status not in TERMINAL_STATUSES:
-            return Reception()
+    def _continued(self, state: SessionState) -> SessionState | None:
+        """Return the state to store instead of one that finishes the session, if posts are due."""
         if self._earlier_output is UNSET:
             return None
         continued = copy.copy(state)
         continued.status, continued.output = SessionStatus.ACTIVE, self._earlier_output
-        return Reception(continued)
+        return continued
 
     def _intent(self) -> str:
         """Return the block's changes except messages, as text that is the same if the step is repeated."""

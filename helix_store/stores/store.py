@@ -199,7 +199,16 @@ class StoreBase(StoreSet, OpensSessions):
         return committed
 
     def _committed(self, step: StepWrite) -> CommittedStep:
-        return step.written_by(self.sessions._commit_step)
+        return step.written_by(self._commit)
+
+    def _commit(self, step: StepWrite) -> CommittedStep:
+        """Commit a step without the calls that belong to it.
+
+        A handle passes the changes that it staged and the approvals that it uses, which it has read at the
+        expected version. Raises `ConflictError` if any of these changes no longer exists.
+        """
+        steps = self.sessions._backend.steps
+        return step.committed_by(steps.commit, self.limits, keep=conf.checkpoints_keep())
 
     def _announce_waiting(self, session_id: str, root_session_id: str, opened: list[str]) -> None:
         """Send the signal that a step has opened calls, after the commit."""
@@ -415,13 +424,13 @@ class Store(StoreBase):
         If the reply to COMMIT is lost, the transaction runs again unless the database has the step.
         """
         if not (step.after or step.record):
-            return self.sessions._commit_step(step)
+            return self._commit(step)
         db = self.sessions._db
         committed: CommittedStep | None = None
 
         def write() -> CommittedStep:
             nonlocal committed
-            committed = step.written_by(self.sessions._commit_step)
+            committed = step.written_by(self._commit)
             return committed
 
         def write_again(call: Call) -> CommittedStep:

@@ -26,6 +26,7 @@ from helix_store.core.types import (
     SessionStatus,
     StepCommit,
     UsageKind,
+    loaded_of,
 )
 from helix_store.core.usage import TokenCounts
 from helix_store.engine.async_twins import BothContexts, async_twin
@@ -365,7 +366,7 @@ class Turn(NotCopied, BothContexts):
         self._interrupt = None
         self._stop(self._spending.begin(state, self.fencing_token), self._spending.estimate)
         # A loaded state need not say whether posts are waiting, so assume that they are.
-        may_receive = self._receives and self.session._has_posts and getattr(state, "_has_posts", True)
+        may_receive = self._receives and self.session._has_posts and loaded_of(state).has_posts
         if readiness.is_suspended:
             state = store.resume(session_id, expected_version=state.version, fencing_token=token)
         status = state.status
@@ -660,8 +661,7 @@ class _TurnStep(Step):
             return False
         if self._ends_turn:
             return bool(commit.received)
-        reception = None if self._write is None else self._write.reception
-        return _is_open(self.state) or (reception is not None and reception.is_continued)
+        return _is_open(self.state) or (self._write is not None and self._write.is_continued)
 
     def _after(self, state: SessionState) -> None:
         was_ended = self._ends_turn and not self.received

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from helix_store.core.payloads import encode
-from helix_store.core.types import SessionState
+from helix_store.core.types import loaded_of
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.sessions.state import Origin, origin_of, stored_payload
+from helix_store.sessions.state import Origin, stored_payload
 from helix_store.stores import DatabaseStateStore
 from tests.factories import CheckpointFactory
 
@@ -25,7 +25,7 @@ def learn_origin(store: DatabaseStateStore, session: Session) -> Origin | None:
     """What a worker knows that has loaded the state."""
     state = store.load_state(session.session_id)
     assert state is not None
-    _origins[session.pk] = origin_of(state)
+    _origins[session.pk] = loaded_of(state).origin
     return _origins[session.pk]
 
 
@@ -35,10 +35,7 @@ def write_step(session: Session, custom_state: dict[str, Any], **columns: Any) -
     origin = _origins.get(session.pk)
     if origin is not None and origin.key != session.base_key:
         origin = None
-    saved = SessionState(session_id=session.session_id, agent_type=session.agent_type)
-    if origin is not None:
-        saved._origin = origin
-    stored = stored_payload(saved, encode(custom_state), None, version=session.version + 1)
+    stored = stored_payload(origin, encode(custom_state), None, version=session.version + 1)
     if stored.is_delta:
         columns |= {"payload": stored.text, "base_id": stored.base_id}
     session.base_key = stored.base_key

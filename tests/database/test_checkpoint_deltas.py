@@ -10,14 +10,14 @@ import pytest
 from django.db.models import QuerySet
 from django.test.utils import override_settings
 
-from helix_store.core.types import StepInfo
+from helix_store.core.types import StepInfo, loaded_of
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.state import MAX_DELTAS, origin_of
+from helix_store.sessions.state import MAX_DELTAS
 from helix_store.stores import DatabaseStateStore
 from tests.cells import for_each
 from tests.database.delta_steps import forget_origin, learn_origin, write_step
@@ -143,7 +143,7 @@ def test_a_state_that_is_no_step_is_nothing_to_build_on(store: DatabaseStateStor
     state = store.load_state("s")
     assert state is not None
     assert state.custom_state == {}
-    assert origin_of(state) is None
+    assert loaded_of(state).origin is None
 
 
 def test_a_delta_whose_base_is_gone_is_a_fault_and_no_other_row_is_affected(

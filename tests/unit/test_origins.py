@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from helix_store.core.payloads import encode
-from helix_store.core.types import SessionState
+from helix_store.core.types import Loaded, SessionState, loaded_of, set_loaded
 from helix_store.sessions.deltas import apply_delta
-from helix_store.sessions.state import MAX_DELTAS, Origin, StoredPayload, origin_of, stored_payload
+from helix_store.sessions.state import MAX_DELTAS, Origin, StoredPayload, stored_payload
 from tests.strategies import HIGH, LOW
 
 BASE = encode({"kept": "x" * 1_000, "n": 1, "gone": None})
@@ -23,16 +23,13 @@ def origin(text: str = BASE) -> Origin:
 
 
 def stored(payload: str, origin: Origin | None, *, version: int | None = 101) -> StoredPayload:
-    state = SessionState(session_id="s", agent_type="t")
-    if origin is not None:
-        state._origin = origin
-    return stored_payload(state, payload, None, version=version)
+    return stored_payload(origin, payload, None, version=version)
 
 
 @pytest.fixture
 def loaded() -> SessionState:
     state = SessionState(session_id="s", agent_type="t", custom_state={"a": [1]})
-    state._origin = origin()
+    set_loaded(state, Loaded(origin=origin()))
     return state
 
 
@@ -79,10 +76,9 @@ def test_a_version_that_is_not_known_is_the_one_after_the_last() -> None:
 
 
 def test_a_head_with_another_key_gets_the_whole_payload() -> None:
-    state = SessionState(session_id="s", agent_type="t")
-    state._origin = origin()
+    known = origin()
     for key, is_delta in ((7, True), (8, False), (None, False)):
-        assert stored_payload(state, NEXT, None, version=101, head_key=key).is_delta is is_delta
+        assert stored_payload(known, NEXT, None, version=101, head_key=key).is_delta is is_delta
 
 
 @pytest.mark.parametrize("text", [encode({HIGH + LOW: 1}), "[]", ""])
@@ -92,7 +88,7 @@ def test_a_payload_that_cannot_be_split_is_no_origin_of_deltas(text: str) -> Non
 
 
 def test_a_made_state_has_no_origin() -> None:
-    assert origin_of(SessionState(session_id="s", agent_type="t")) is None
+    assert loaded_of(SessionState(session_id="s", agent_type="t")).origin is None
 
 
 def test_an_origin_is_no_part_of_the_state(loaded: SessionState) -> None:
@@ -105,5 +101,5 @@ def test_an_origin_is_no_part_of_the_state(loaded: SessionState) -> None:
 def test_an_origin_is_neither_pickled_nor_copied_with_the_state(loaded: SessionState) -> None:
     for other in (pickle.loads(pickle.dumps(loaded)), copy.deepcopy(loaded), replace(loaded)):  # noqa: S301
         assert other == loaded
-        assert origin_of(other) is None
+        assert loaded_of(other).origin is None
     assert len(pickle.dumps(loaded)) < len(BASE)
