@@ -7,7 +7,7 @@ import time
 
 from django.test import override_settings
 
-from helix_store.contrib.chat.running import Pool, run_thread
+from helix_store.contrib.chat.driver import Pool, run_thread
 
 
 def _until(condition: object, what: str) -> None:

@@ -20,7 +20,7 @@ from helix_store import conf
 from helix_store.answer_pages import answer_page
 from helix_store.cleanup import erase
 from helix_store.contrib.chat import Chat
-from helix_store.contrib.chat.running import Pool
+from helix_store.contrib.chat.driver import Pool
 from helix_store.core.types import StepInfo
 from helix_store.engine.async_twins import in_thread
 from helix_store.exceptions import LimitExceeded, SessionErased

@@ -9,7 +9,7 @@ class ChatConfig(AppConfig):
     verbose_name = "Chat"
 
     def ready(self) -> None:
-        from helix_store.contrib.chat.running import run_thread
+        from helix_store.contrib.chat.driver import run_thread
         from helix_store.signals import session_answered, session_posted, session_ready
 
         for signal in (session_posted, session_answered, session_ready):

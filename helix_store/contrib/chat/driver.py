@@ -1,18 +1,29 @@
-"""The threads of a chat, and who drives them: a thread is a session of one agent type and one owner."""
+"""The threads of a chat, and who drives them: by default, a few threads of this process.
+
+A thread of a chat is a session of one agent type and one owner.
+"""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import inspect
 import json
 import logging
+import os
+import re
+import threading
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from asgiref.sync import async_to_sync
 from django.conf import settings
+from django.db import close_old_connections, connections
 from django.http import HttpRequest
+from django.urls import get_resolver
 
 from helix_store import (
     FencedOutError,
@@ -24,15 +35,11 @@ from helix_store import (
     conf,
 )
 from helix_store.contrib.chat.out import Out
-from helix_store.contrib.chat.running import chats, pool
-from helix_store.contrib.chat.standing import standing_of
+from helix_store.contrib.chat.threads import Standing, standing_of
 from helix_store.contrib.chat.turns import ChatTurn
 from helix_store.engine.async_twins import async_twin
 
-if TYPE_CHECKING:
-    from helix_store.contrib.chat.standing import Standing
-
-__all__ = ["Answer", "Driver"]
+__all__ = ["Answer", "Driver", "Pool", "run_thread"]
 
 Answer: TypeAlias = Callable[[Any, Out], Any]
 """One turn of the agent, ``answer(turn, out)``, or a coroutine function."""
@@ -41,6 +48,12 @@ Runner: TypeAlias = Callable[[str, str | None, str], object]
 Asked: TypeAlias = Callable[[HttpRequest], Any | Awaitable[Any]]
 
 _HIDDEN_ERROR: Final = "The agent failed."
+_IDLE_SECONDS: Final = 60.0
+_LAST_SECONDS: Final = 10.0
+"""How long a process that ends waits for its turns. What is left is continued by the next process."""
+
+_THREAD: Final = re.compile(r"chat-[0-9a-f]{10}-[0-9a-f]{40}")
+"""The id of a thread: the beginning of its chat's ids, and a digest of its owner and its own id."""
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +86,7 @@ class Driver:
         self._runner = runner
         self._title = title
         self._prefix = f"chat-{hashlib.sha256(agent_type.encode()).hexdigest()[:10]}"
-        chats[self._prefix] = self
+        _chats[self._prefix] = self
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -108,7 +121,7 @@ class Driver:
             self._runner(session_id, using, tenant)
             return
         drive = partial(self.drive, session_id, using=using, tenant=tenant)
-        pool.submit((self._prefix, session_id, using, tenant), drive)
+        _pool.submit((self._prefix, session_id, using, tenant), drive)
 
     def standing(self, session_id: str, *, using: str | None = None, tenant: str = "") -> Standing:
         """Return whether somebody drives a thread, whether it is due, or whether it rests."""
@@ -198,3 +211,111 @@ class Driver:
     def told_error(error: BaseException) -> str:
         """Return what clients are told about an exception: nothing of it, unless ``DEBUG`` is set."""
         return f"{type(error).__name__}: {error}" if settings.DEBUG else _HIDDEN_ERROR
+
+
+_chats: Final[dict[str, Driver]] = {}
+"""The chats of the project by the beginning of their session ids."""
+
+
+def run_thread(*, session_id: str, tenant: str, using: str | None, **kwargs: Any) -> None:
+    """Have a thread driven by the runner of its chat.
+
+    A receiver of `session_posted`, `session_answered` and `session_ready`.
+    Sessions that are no threads of a chat are left alone.
+    """
+    if not _THREAD.fullmatch(session_id):
+        return
+    if not _chats:
+        # A process without requests, such as a command, has not imported the URLs, and with them the chats.
+        len(get_resolver().url_patterns)
+    chat = _chats.get(session_id.rpartition("-")[0])
+    if chat is not None:
+        chat.run(session_id, using, tenant)
+
+
+# --- The threads of this process that drive --------------------------------------------------------------
+
+
+class Pool:
+    """A bounded pool of threads, which start when there is work and end after a minute without it.
+
+    The threads do not keep a process from ending: at its end, it waits some seconds for them, and abandons
+    the turns that last longer, as if the process had been killed.
+    """
+
+    def __init__(self, *, idle_seconds: float = _IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
+        self._condition = threading.Condition()
+        self._queue: deque[tuple[tuple[object, ...], Callable[[], object]]] = deque()
+        self._queued: set[tuple[object, ...]] = set()
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        atexit.register(self._finish, os.getpid())
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that are alive in this process."""
+        return 0 if self._process != os.getpid() else len(self._threads)
+
+    def submit(self, key: tuple[object, ...], call: Callable[[], object]) -> None:
+        """Make a call soon, once for all submissions of the key that have not begun."""
+        if self._process != os.getpid():
+            self._reset()  # the threads have stayed in the parent
+        with self._condition:
+            if key in self._queued:
+                return
+            self._queued.add(key)
+            self._queue.append((key, call))
+            if self._idle >= len(self._queue):
+                self._condition.notify()
+            elif len(self._threads) < conf.chat_threads():
+                thread = threading.Thread(target=self._work, name="helix_store chat", daemon=True)
+                self._threads.add(thread)
+                thread.start()
+
+    def _work(self) -> None:
+        try:
+            while (call := self._next()) is not None:
+                try:
+                    close_old_connections()
+                    call()
+                except Exception:
+                    _logger.exception("A thread of a chat was not driven.")
+                finally:
+                    connections.close_all()
+                del call
+        except BaseException:
+            with self._condition:
+                self._threads.discard(threading.current_thread())
+            raise
+
+    def _next(self) -> Callable[[], object] | None:
+        with self._condition:
+            self._idle += 1
+            has_work = self._condition.wait_for(lambda: self._queue, self._idle_seconds)
+            self._idle -= 1
+            if not has_work:
+                self._threads.discard(threading.current_thread())
+                self._condition.notify_all()
+                return None
+            key, call = self._queue.popleft()
+            self._queued.discard(key)
+            return call
+
+    def _finish(self, process: int) -> None:
+        if process != os.getpid() or self._process != process:
+            return
+        until = time.monotonic() + _LAST_SECONDS
+        while time.monotonic() < until:
+            with self._condition:
+                if not self._queue and self._idle == len(self._threads):
+                    return
+            time.sleep(0.02)
+
+
+_pool: Final = Pool()
+"""The pool of this process, for all of its chats."""

@@ -25,8 +25,8 @@ from helix_store import (
 from helix_store.contrib.chat import agui, aisdk
 from helix_store.contrib.chat.agui import Outcome
 from helix_store.contrib.chat.feeds import Seen, in_reading_thread, open_feed
-from helix_store.contrib.chat.standing import Standing, Thread, load_thread, newest_chunk, open_calls
 from helix_store.contrib.chat.stored import Entry, entries, reasoning_id
+from helix_store.contrib.chat.threads import Standing, Thread, load_thread, newest_chunk, open_calls
 from helix_store.contrib.chat.turns import digest_of
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 

@@ -45,14 +45,18 @@ from helix_store.contrib.chat.requests import (
     refuse,
     text_field,
 )
-from helix_store.contrib.chat.standing import Standing, Thread, load_thread, open_calls, standing_of
 from helix_store.contrib.chat.stored import entries
-from helix_store.contrib.chat.writing import (
+from helix_store.contrib.chat.threads import (
     THREAD,
+    Standing,
+    Thread,
     give_answers,
     is_known,
+    load_thread,
+    open_calls,
     post_message,
     rewind_and_post,
+    standing_of,
     stop_thread,
     withdraw,
 )
