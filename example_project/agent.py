@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol
 from example_project.events import Event, Report
 from example_project.spending import Spending
 from helix_store import (
-    ApprovedCall,
     DatabaseStateStore,
     DatabaseUsageStore,
     Effect,
@@ -78,7 +77,7 @@ Outside = Callable[[Effect], Any]
 
 @dataclass(frozen=True)
 class AgentKind:
-    """An agent: its model, its tools, the tools that a person must approve, and what those do outside.
+    """An agent: its model, its tools, and what some of them do outside of the database.
 
     The first answer without tool calls is the output of the session.
     """
@@ -86,9 +85,8 @@ class AgentKind:
     agent_type: str
     model: Model
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    needs_approval: frozenset[str] = frozenset()
     effects: Mapping[str, Outside] = field(default_factory=dict)
-    """What approved tools do outside of the database, before the step in which the tool runs."""
+    """What tools do outside of the database, before the step in which they run. A person must approve it."""
 
 
 class Agent:
@@ -143,16 +141,19 @@ class Agent:
                 effects[call["id"]] = effect
         return effects
 
-    def advance(self, turn: Turn, step: Step, effects: Mapping[str, Effect] | None = None) -> None:
-        """Call the model unless tool calls are open, and run them; without any, that was the answer."""
+    def advance(self, turn: Turn, step: Step, effects: Mapping[str, Effect]) -> None:
+        """Call the model unless tool calls are open, and run them; without any, that was the answer.
+
+        ``effects`` are those of the open calls that a person has approved, as `act` returns them.
+        """
         history = turn.messages()
         spending = Spending(self.usage, turn, step)
         calls = _calls(history[-1]) if history else []
         if not calls:
             reply = self.kind.model.reply(history)
             self._tell("model", step.id, _said(reply.message))
-            step.say(reply.message)
             spending.tokens(reply.tokens)
+            step.say(reply.message)
             calls = _calls(reply.message)
             if not calls:
                 step.finish(output={"answer": reply.message["content"]})
@@ -161,32 +162,23 @@ class Agent:
         if undecided:
             step.wait_for({call["id"]: _question(call) for call in undecided})
             return
-        approved = {call["id"]: _approved(step, call) for call in calls if self._uses_approval(call)}
-        result = partial(self._result, {**approved, **(effects or {})}, step, spending)
+        result = partial(self._result, effects, step, spending)
         with ThreadPoolExecutor(max_workers=len(calls)) as pool:
             step.say(*pool.map(result, calls))
 
     def _needs_approval(self, call: dict[str, Any]) -> bool:
-        return call["function"]["name"] in self.kind.needs_approval
-
-    def _uses_approval(self, call: dict[str, Any]) -> bool:
-        """Return whether the step uses the approval of a call, because no effect does."""
-        return self._needs_approval(call) and call["function"]["name"] not in self.kind.effects
+        return call["function"]["name"] in self.kind.effects
 
     def _result(
-        self,
-        approved: Mapping[str, ApprovedCall | Effect | None],
-        step: Step,
-        spending: Spending,
-        call: dict[str, Any],
+        self, effects: Mapping[str, Effect], step: Step, spending: Spending, call: dict[str, Any]
     ) -> Message:
-        name = call["function"]["name"]
-        approval = approved.get(call["id"])
-        if self._needs_approval(call) and approval is None:
+        name, effect = call["function"]["name"], effects.get(call["id"])
+        if self._needs_approval(call) and effect is None:
             result = {"refused": "A person did not approve this."}
         else:
-            arguments = _arguments(call) if approval is None else approval.input
-            outcome = approval.result if isinstance(approval, Effect) else None
+            # What a person approved may be another input than that of the model.
+            arguments = _arguments(call) if effect is None else effect.input
+            outcome = None if effect is None else effect.result
             with spending.tool(name):
                 tool_call = ToolCall(self.store, step, call["id"], arguments, self.report, spending, outcome)
                 result = self.kind.tools[name](tool_call)
@@ -202,14 +194,6 @@ def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: boo
     for tool_call_id, call in pending.items():
         store.submit_tool_result(session_id, tool_call_id, approved=approved, approval_id=call["approval_id"])
     return list(pending)
-
-
-def _approved(step: Step, call: dict[str, Any]) -> ApprovedCall | None:
-    """Return what a person approved, which may be another input than that of the model."""
-    try:
-        return step.use_approval(call["id"])
-    except NotApproved:
-        return None
 
 
 def _calls(message: Message) -> list[dict[str, Any]]:

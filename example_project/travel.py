@@ -116,7 +116,6 @@ PLANNER: Final = AgentKind(
         "search_hotels": _search_hotels,
         "book_trip": _book_trip,
     },
-    needs_approval=frozenset({"book_trip"}),
     effects={"book_trip": _pay_for_trip},
 )
 
