@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from math import inf
 from typing import Any, Final
 
 from django.contrib.auth.views import redirect_to_login
@@ -21,6 +20,7 @@ from helix_store.actions.answers import (
     ANSWER,
     APPROVE,
     REJECT,
+    WHOLE,
     People,
     demands_of,
     editable_text,
@@ -28,14 +28,17 @@ from helix_store.actions.answers import (
 )
 from helix_store.actions.sessions import in_words
 from helix_store.answering import Link, link_of
+from helix_store.core.approvals import canonical_json
 from helix_store.core.transcript import visible, visible_json
 from helix_store.engine.database import Database
 from helix_store.exceptions import HelixStoreError
 from helix_store.models import Session
 from helix_store.reports.payloads import (
-    changes_between,
     difference_pages,
+    few_changes,
+    has_levels,
     json_start,
+    laid_out,
     payload_of,
     without_payloads,
 )
@@ -114,20 +117,30 @@ def _shown(texts: tuple[str | None, ...], link: Link, user: Any) -> dict[str, An
         return {"problem": _CHANGED}
     live = LiveDecisions(live_decisions)
     people = People.of([(link.tool_call_id, call)], live)
-    text, _is_cut = json_start(call.get("input"), inf)
-    before = stored.get(EDITED_FROM)
-    changes = changes_between(before, call.get("input")) if EDITED_FROM in stored else ()
+    whole = _whole(call.get("input"))
+    changes = few_changes(stored[EDITED_FROM], call.get("input")) if EDITED_FROM in stored else []
     demands = demands_of(user, link.tool_call_id, call, people, live)
     return {
         "call": call,
         "tool": visible(str(call.get("tool_name") or "")),
         "session_id": visible(link.session_id),
-        "whole": visible_json(text),
-        "lines": _lines(changes),
+        "whole": whole,
+        "has_levels": has_levels(whole),
+        "lines": _lines(changes or ()),
+        "requested": _whole(stored[EDITED_FROM]) if changes is None else "",
         "demands": demands,
         "editor": editable_text(call),
         "message": _APPROVED if demands["has_approved"] else "",
     }
+
+
+def _whole(value: Any) -> str:
+    """Return a whole value in lines. The lines of a long one are indented less, because it may be deep."""
+    text, is_cut = json_start(value, WHOLE)
+    if not is_cut:
+        return visible_json(text)
+    text = canonical_json(value)
+    return laid_out(text, 0, len(text))
 
 
 def _lines(changes: Any) -> list[dict[str, Any]]:

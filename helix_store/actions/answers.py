@@ -326,11 +326,13 @@ def demands_of(
 
 
 def editable_text(entry: dict[str, Any]) -> str:
-    """Return the input to edit, with invisible characters escaped; empty if it is not editable."""
+    """Return the input to edit, with invisible characters escaped; empty if a form cannot change it."""
     if entry.get("editable") is not True:
         return ""
     value = entry.get("input")
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    text, is_cut = json_start(value, _LONGEST_VALUE)
+    if is_cut:
+        return ""
     return text if visible_json(text) == text else json.dumps(value, indent=2)
 
 

@@ -165,6 +165,11 @@ def _in_lines(text: str, depth: int) -> str:
     return "".join(pieces)
 
 
+def has_levels(text: str) -> bool:
+    """Return whether lines that `laid_out` returns begin with the number of their level."""
+    return f"{_indent(_DEEPEST)}(" in text
+
+
 def _indent(depth: int) -> str:
     if depth <= _DEEPEST:
         return "\n" + "  " * depth
@@ -507,6 +512,9 @@ def _cut_value(rest: str) -> str:
 _OF_EACH_WRITE: Final = frozenset({"version", "message_count", "created_at", "updated_at"})
 _MISSING: Final = object()
 
+_MOST_CHANGES: Final = 2_000
+_LONGEST_PATHS: Final = 1_000_000
+"""The maximum number of characters of the pointers of changes that people read one after the other."""
 _ROWS: Final = 200
 """The maximum number of rows of one page of a difference."""
 _PAGE: Final = 60_000
@@ -546,51 +554,86 @@ def shown_state(state: SessionState) -> dict[str, Any]:
     return {name: value for name, value in comparable(state).items() if name != "tracing_context"}
 
 
-def changes_between(before: Any, after: Any, path: str = "") -> Iterator[Change]:
+_Pairs = Iterator[tuple[str, Any, Any]]
+"""The values in two containers, after the last part of the pointer to their place."""
+
+
+def changes_between(before: Any, after: Any) -> Iterator[Change]:
     """Yield the changes that lead from one JSON value to the other, in document order.
 
     Array items are compared by position, after equal items at the start and at the end have been skipped.
     """
-    if type(before) is dict and type(after) is dict:
-        for key in [*before, *(key for key in after if key not in before)]:
-            yield from _of_member(before.get(key, _MISSING), after.get(key, _MISSING), _pointer(path, key))
-    elif type(before) is list and type(after) is list:
-        yield from _of_arrays(before, after, path)
-    elif type(before) is not type(after) or before != after:
-        yield Change(op="replace", path=path, before=before, after=after)
+    # The iterators of the containers that lead to a place: values may be too deep for nested generators.
+    whole = [] if _is_same_scalar(before, after) else [("", before, after)]
+    levels: list[tuple[str, _Pairs]] = [("", iter(whole))]
+    while levels:
+        prefix, pairs = levels[-1]
+        found = next(pairs, None)
+        if found is None:
+            levels.pop()
+            continue
+        part, old, new = found
+        if old is _MISSING:
+            yield Change(op="add", path=prefix + part, after=new)
+        elif new is _MISSING:
+            yield Change(op="remove", path=prefix + part, before=old)
+        elif type(old) is dict and type(new) is dict:
+            levels.append((prefix + part, _pairs_of_objects(old, new)))
+        elif type(old) is list and type(new) is list:
+            levels.append((prefix + part, _pairs_of_arrays(old, new)))
+        else:
+            yield Change(op="replace", path=prefix + part, before=old, after=new)
 
 
-def _pointer(path: str, key: str | int) -> str:
-    """Return a JSON pointer with one more segment, whole: a key that is cut could look like another one."""
-    return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
+def few_changes(before: Any, after: Any) -> list[Change] | None:
+    """Return the changes between two values, or ``None`` if they are too many for a person to read."""
+    found, length = [], 0
+    for change in changes_between(before, after):
+        found.append(change)
+        length += len(change.path)
+        if len(found) > _MOST_CHANGES or length > _LONGEST_PATHS:
+            return None
+    return found
 
 
-def _of_member(before: Any, after: Any, path: str) -> Iterator[Change]:
-    if before is _MISSING:
-        yield Change(op="add", path=path, after=after)
-    elif after is _MISSING:
-        yield Change(op="remove", path=path, before=before)
-    else:
-        yield from changes_between(before, after, path)
+def _part_of_pointer(key: str | int) -> str:
+    """Return the part of a JSON pointer for a key, whole: a key that is cut could look like another one."""
+    return f"/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
-def _of_arrays(before: list[Any], after: list[Any], path: str) -> Iterator[Change]:
-    shorter = min(len(before), len(after))
-    start = 0
-    while start < shorter and _is_same(before[start], after[start]):
-        start += 1
-    end = 0
-    while end < shorter - start and _is_same(before[-1 - end], after[-1 - end]):
-        end += 1
+def _pairs_of_objects(before: dict[str, Any], after: dict[str, Any]) -> _Pairs:
+    for key in [*before, *(key for key in after if key not in before)]:
+        old, new = before.get(key, _MISSING), after.get(key, _MISSING)
+        if not _is_same_scalar(old, new):
+            yield _part_of_pointer(key), old, new
+
+
+def _pairs_of_arrays(before: list[Any], after: list[Any]) -> _Pairs:
+    start = end = 0
+    if len(before) != len(after):
+        # The items that stayed in their places, which may not be those with the same index from the start.
+        shorter = min(len(before), len(after))
+        while start < shorter and _is_same(before[start], after[start]):
+            start += 1
+        while end < shorter - start and _is_same(before[-1 - end], after[-1 - end]):
+            end += 1
     for index in range(start, max(len(before), len(after)) - end):
         old = before[index] if index < len(before) - end else _MISSING
         new = after[index] if index < len(after) - end else _MISSING
-        yield from _of_member(old, new, _pointer(path, index))
+        if not _is_same_scalar(old, new):
+            yield f"/{index}", old, new
+
+
+def _is_same_scalar(old: Any, new: Any) -> bool:
+    """Return whether two values are the same, and no containers."""
+    return type(old) is type(new) and type(old) not in (dict, list) and bool(old == new)
 
 
 def _is_same(before: Any, after: Any) -> bool:
     """Return whether two values are the same JSON. ``1``, ``True`` and ``1.0`` are all different."""
-    return next(changes_between(before, after), None) is None
+    if type(before) is not type(after) or before != after:
+        return False
+    return type(before) not in (dict, list) or next(changes_between(before, after), None) is None
 
 
 # --- The rows of a difference -------------------------------------------------------------------------

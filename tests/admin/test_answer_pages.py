@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from helix_store import (
 )
 from helix_store.answering import aanswer_url, answer_url
 from tests.admin.conftest import Browser, Page
+from tests.admin.test_shown_inputs import deep, innermost
 from tests.cells import for_each
 
 INPUT = {"amount": 12, "to": "Ada\u202e"}
@@ -186,6 +188,31 @@ def test_a_long_input_is_shown_whole(store: Store, visitor: Browser, ada: User) 
     assert "the end" in visitor.open(url).text
     assert send(visitor, url, answer="approve").status == 200
     assert outcome(store) is True
+
+
+def test_a_long_and_deep_input_is_shown_whole_at_little_cost(
+    store: Store, visitor: Browser, ada: User
+) -> None:
+    """An input of 972 KiB took 12 seconds and 400 MB."""
+    before, after = (deep(True, 243 * 1024) for _ in range(2))
+    inner = innermost(after)
+    inner[:] = [2] * len(inner)
+    ask(store, input=before, approvals=2, editable=True)
+    url = link(store, ada)
+    seen = visitor.open(url).text
+    assert seen.count("1, 1") > 50_000
+    assert "Change the input" not in seen
+    store.sessions.submit_tool_result(
+        "trip", "pay", approved=True, approval_id="pay", actor="bob", input=after
+    )
+    tracemalloc.start()
+    page = visitor.open(link(store, ada))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "This was requested" in page.text
+    assert page.text.count("1, 1") > 50_000
+    assert page.text.count("2, 2") > 50_000
+    assert peak < 15e6
 
 
 def test_the_page_is_protected(store: Store, visitor: Browser, ada: User) -> None:

@@ -156,7 +156,7 @@ def test_a_user_does_not_answer_a_request_by_the_own_name(browser: Browser) -> N
         assert "may not answer" in told(browser, address(session, "answer"), given)[0]
 
 
-def _deep(is_wide: bool, size: int) -> Any:
+def deep(is_wide: bool, size: int) -> Any:
     if is_wide:
         value: Any = [1] * (size // 2 - 400)
     else:
@@ -166,26 +166,59 @@ def _deep(is_wide: bool, size: int) -> Any:
     return value
 
 
+def innermost(value: Any) -> list[Any]:
+    while len(value) == 1:
+        value = value["k"] if isinstance(value, dict) else value[0]
+    found: list[Any] = value
+    return found
+
+
 @pytest.mark.parametrize("is_wide", [True, False], ids=["numbers", "texts"])
 def test_a_long_and_deep_input_is_shown_by_the_part(browser: Browser, is_wide: bool) -> None:
     """A request took 17.9 seconds and 561 MB, and there were 1,917 parts."""
     size = 243 * 1024
     assert Limits().max_message_bytes >= 4 * size
-    _ask(browser, _deep(is_wide, size))
+    _ask(browser, deep(is_wide, size))
     page = _waits(browser, call="call-1", part=1)
     (parts,) = map(int, re.findall(r"Part 1 of (\d+)", page.text))
     assert parts < 20
+    assert "A number in parentheses at the start of a line is its level." in page.text
+    measure(browser, *({"call": "call-1", "part": part} for part in (1, parts)))
+
+
+def measure(browser: Browser, *queries: dict[str, Any]) -> None:
+    """Open pages of the open calls, and require that each costs little."""
     measured = []
-    for part in (1, parts):
+    for query in queries:
         started = time.perf_counter()
-        _waits(browser, call="call-1", part=part)
+        _waits(browser, **query)
         seconds = time.perf_counter() - started
         tracemalloc.start()
-        _waits(browser, call="call-1", part=part)
+        _waits(browser, **query)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        measured.append((part, round(seconds * 1_000), round(peak / 1e6, 1)))
+        measured.append((query, round(seconds * 1_000), round(peak / 1e6, 1)))
     print(measured)  # noqa: T201
     assert max(peak for _, _, peak in measured) <= 8
     # A busy machine takes several times as long as the 200 ms of an idle one.
     assert min(milliseconds for _, milliseconds, _ in measured) < 1_000
+
+
+@pytest.mark.parametrize("is_end", [True, False], ids=["at the end", "everywhere"])
+def test_changes_of_a_long_and_deep_input_are_shown_by_the_part(browser: Browser, is_end: bool) -> None:
+    """A page of 120,000 changes, each 190 levels deep, took minutes: now both inputs are shown whole."""
+    before, after = deep(True, 243 * 1024), deep(True, 243 * 1024)
+    inner = innermost(after)
+    inner[:] = [*inner[:-1], "THE-END"] if is_end else [2] * len(inner)
+    page = _asked_and_replaced(browser, before, after)
+    assert APPROVE not in page.html
+    page = _waits(browser, call="call-1", part=1)
+    (count,) = map(int, re.findall(r"Part 1 of (\d+)", page.text))
+    assert count == (4 if is_end else 6)
+    for part in range(2, count + 1):
+        page = _waits(browser, call="call-1", part=part)
+        assert (APPROVE in page.html) is (part == count)
+        assert ("This was requested" in page.text) is (not is_end and part > 3)
+    if is_end:
+        assert _cells(page)[-2:] == ["1", '"THE-END"']
+    measure(browser, {"call": "call-1", "part": 1}, {"call": "call-1", "part": count})

@@ -576,3 +576,17 @@ def test_an_input_with_a_repeated_key_is_refused(browser: Browser) -> None:
         assert ended.code != 0
         assert "is repeated" in ended.err
     assert store.take_tool_results("s") == {}
+
+
+# --- S5: what is shown is bounded, also if it is deep
+
+
+def test_the_download_of_a_deep_message_is_not_much_longer_than_the_message(browser: Browser) -> None:
+    """Indented, it was two hundred times as long."""
+    content: Any = list(range(100, 900)) * 60
+    for _ in range(180):
+        content = [content]
+    session = _say(browser, "deep", {"role": "user", "content": content})
+    text = _download(browser, session, number=1)
+    assert json.loads(text)["content"] == content
+    assert len(text) < 300_000

@@ -269,7 +269,7 @@ SESSIONS_AND_LOCKS: Final = (
         "SET version = version WHERE false AND id",
         _RACES,
     ),
-    Mutant("lock", _DATABASE, "form.is_citus and not only_reads", "False", _CITUS),
+    Mutant("lock", _DATABASE, "features.is_citus and not only_reads", "False", _CITUS),
     # --- Calls that wait for their own caller
     Mutant(
         "waits",

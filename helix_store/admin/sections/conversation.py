@@ -43,7 +43,7 @@ from helix_store.reports.conversations import (
     stored_message,
     unread_rows,
 )
-from helix_store.reports.payloads import payload_start, read_start, whole_payloads
+from helix_store.reports.payloads import DOCUMENT_LIMIT, json_start, payload_start, read_start, whole_payloads
 from helix_store.reports.session import conversations_as_json
 from helix_store.transfer.records import spool
 
@@ -322,7 +322,9 @@ def _one_as_json(view: SessionView, number: int) -> Iterator[str]:
     message = next(iter(found), None)
     if message is None or message.number != number or message.stored is None:
         raise Http404
-    yield json.dumps(message.stored, indent=2, ensure_ascii=False)
+    text, is_long = json_start(message.stored, DOCUMENT_LIMIT)
+    # Indented, a long message could be two hundred times as long: it may be nested that deeply.
+    yield json.dumps(message.stored, ensure_ascii=False) if is_long else text
 
 
 def _step_of(message: ConversationMessage) -> tuple[Any, dict[str, Any]] | None:

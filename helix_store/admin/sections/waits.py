@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final
 
 from django.utils import timezone
@@ -44,6 +45,8 @@ from helix_store.models.sessions import PostState
 from helix_store.reports.payloads import (
     changes_between,
     difference_pages,
+    few_changes,
+    has_levels,
     json_start,
     laid_out,
     payload_of,
@@ -221,18 +224,28 @@ def _open(
 def _part(view: SessionView, key: str, entry: dict[str, Any], text: str, digest: str) -> dict[str, Any]:
     """Return a part of a long input, or of what somebody has changed in it. A user who has seen all parts can
     approve it.
+
+    If there are more changes than people can read, the parts of the requested input are shown instead.
     """
-    starts = starts_of_parts(text, _PART)
-    changes = changes_between(entry[EDITED_FROM], entry.get("input")) if EDITED_FROM in entry else ()
-    differences = list(difference_pages(changes))
-    count = len(starts) + len(differences)
+    spans = [("text", text, *span) for span in _spans(text)]
+    differences: list[list[dict[str, Any]]] = []
+    if EDITED_FROM in entry:
+        changes = few_changes(entry[EDITED_FROM], entry.get("input"))
+        if changes is None:
+            requested = canonical_json(entry[EDITED_FROM])
+            spans += [("requested", requested, *span) for span in _spans(requested)]
+        else:
+            differences = list(difference_pages(changes))
+    count = len(spans) + len(differences)
     number = min(max(view.number("part") or 1, 1), count)
     missing = _parts_not_shown(view, digest, number, count)
     part: dict[str, Any] = {"number": number, "count": count, "mark": ""}
-    if number <= len(starts):
-        part["text"] = laid_out(text, starts[number - 1], [*starts, len(text)][number])
+    if number <= len(spans):
+        name, shown, start, end = spans[number - 1]
+        part[name] = laid_out(shown, start, end)
+        part["has_levels"] = has_levels(part[name])
     else:
-        part["lines"] = differences[number - 1 - len(starts)]
+        part["lines"] = differences[number - 1 - len(spans)]
     if not missing:
         part["mark"] = mark_of_end(view.request.user, digest)
     return {
@@ -242,6 +255,11 @@ def _part(view: SessionView, key: str, entry: dict[str, Any], text: str, digest:
         "missing_url": view.url(call=key, part=missing[0]) if missing and number == count else "",
         "may_approve": not missing,
     }
+
+
+def _spans(text: str) -> list[tuple[int, int]]:
+    """Return where the parts of a text begin and end."""
+    return list(pairwise([*starts_of_parts(text, _PART), len(text)]))
 
 
 def _parts_not_shown(view: SessionView, digest: str, number: int, count: int) -> list[int]:

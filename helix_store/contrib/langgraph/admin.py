@@ -43,6 +43,7 @@ from helix_store.reports.payloads import payload_of
 
 _LARGEST_PREVIEW: Final = 262_144
 _LONGEST_PREVIEW: Final = 20_000
+_ENCODER: Final = json.JSONEncoder(indent=2, ensure_ascii=False, default=repr)
 
 
 class _StoredAdmin(SessionChildAdmin):
@@ -82,9 +83,18 @@ def _shown(kind: str, blob: bytes) -> str | None:
 
 
 def _written(value: Any) -> str:
-    """Return a value as indented JSON; values that JSON cannot represent are written as in Python."""
+    """Return the start of a value as indented JSON; what JSON cannot represent is written as in Python.
+
+    The rest is not written: the lines of a deep value could be hundreds of times as long as what is stored.
+    """
+    pieces, length = [], 0
     try:
-        return json.dumps(value, indent=2, ensure_ascii=False, default=repr)
+        for piece in _ENCODER.iterencode(value):
+            pieces.append(piece)
+            length += len(piece)
+            if length > _LONGEST_PREVIEW:
+                break
+        return "".join(pieces)
     except TypeError:
         # This is a key that is not a string.
         return repr(value)
