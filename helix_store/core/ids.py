@@ -41,6 +41,7 @@ class PerProcess(Generic[T]):
 
 
 _RANDOM_BITS: Final = 74
+CHECKPOINT_ID: Final = "cpv1-{session_id}-s{step_count}-t{epoch_ms}-{random}"
 _CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0-9a-f]{6})", re.DOTALL)
 
 
@@ -97,12 +98,9 @@ def checkpoint_id(session_id: str, step_count: int, epoch_ms: int | None = None)
         epoch_ms = time.time_ns() // 1_000_000
     else:
         whole_number(epoch_ms, "epoch_ms")
-    return new_checkpoint_id(session_id, step_count, epoch_ms)
-
-
-def new_checkpoint_id(session_id: str, step_count: int, epoch_ms: int) -> str:
-    """Return a `checkpoint_id` for arguments that are already checked."""
-    return f"cpv1-{session_id}-s{step_count}-t{epoch_ms}-{os.urandom(3).hex()}"
+    return CHECKPOINT_ID.format(
+        session_id=session_id, step_count=step_count, epoch_ms=epoch_ms, random=os.urandom(3).hex()
+    )
 
 
 def parse_checkpoint_id(text: str) -> ParsedCheckpointId:

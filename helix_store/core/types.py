@@ -192,16 +192,6 @@ class _WithLoaded(Serializable):
     _loaded: Loaded
 
 
-def loaded_of(state: _WithLoaded) -> Loaded:
-    """Return the record of a state; it says nothing of a state that no store has returned."""
-    return getattr(state, "_loaded", NOT_LOADED)
-
-
-def set_loaded(state: _WithLoaded, loaded: Loaded) -> None:
-    """Replace the record of a state."""
-    state._loaded = loaded
-
-
 @dataclass(slots=True, kw_only=True)
 class SessionState(_WithLoaded):
     """The whole state of one session, without its messages.

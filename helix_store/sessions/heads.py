@@ -28,8 +28,6 @@ from helix_store.core.types import (
     StatusChange,
     StatusConflict,
     Unset,
-    loaded_of,
-    set_loaded,
 )
 from helix_store.counters import delete_usage
 from helix_store.engine.database import Database, DatabaseOperations, reads, refuse_moved, writes
@@ -100,6 +98,7 @@ from helix_store.sessions.state import (
     TurnEntry,
     decode_staged,
     encode_custom_state,
+    set_loaded,
     written_columns,
 )
 from helix_store.sessions.statements import (
@@ -365,8 +364,7 @@ class DatabaseSessions(DatabaseOperations):
             LOAD_STATE, {"tenant": self.db.tenant, "session_id": session_id}
         ):
             state = stored_state(CURRENT_COLUMNS, current)
-            loaded = loaded_of(state)._replace(is_capped=bool(has_budgets), has_posts=bool(has_due_posts))
-            set_loaded(state, loaded)
+            set_loaded(state, is_capped=bool(has_budgets), has_posts=bool(has_due_posts))
             return state
         refuse_moved(self.db)
         return None
@@ -377,8 +375,7 @@ class DatabaseSessions(DatabaseOperations):
             current = row[: len(CURRENT_COLUMNS)]
             has_budgets, has_due_posts, is_at_rest, *run = row[len(CURRENT_COLUMNS) :]
             state = stored_state(CURRENT_COLUMNS, current)
-            loaded = loaded_of(state)._replace(is_capped=bool(has_budgets), has_posts=bool(has_due_posts))
-            set_loaded(state, loaded)
+            set_loaded(state, is_capped=bool(has_budgets), has_posts=bool(has_due_posts))
             return TurnEntry(
                 state,
                 bool(is_at_rest and state.status == SessionStatus.ACTIVE)

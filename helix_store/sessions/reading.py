@@ -17,7 +17,6 @@ from helix_store.core.types import (
     CheckpointSource,
     InterruptKind,
     InterruptRequest,
-    Loaded,
     Run,
     RunStatus,
     SessionHead,
@@ -25,7 +24,6 @@ from helix_store.core.types import (
     SessionState,
     SessionStatus,
     SubSessionRef,
-    set_loaded,
 )
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault, InvalidPayload
@@ -37,6 +35,7 @@ from helix_store.sessions.state import (
     JSON_COLUMNS,
     KEPT_IN_ENVELOPE_ONLY,
     remember_full,
+    set_loaded,
     suspension_kind,
 )
 from helix_store.sessions.tool_calls import LiveDecisions, current_calls
@@ -81,7 +80,7 @@ def current_state(
         live = LiveDecisions(columns.get("live_decisions"))
         fields["pending_client_tool_calls"] = current_calls(fields["pending_client_tool_calls"], live)
     state = SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
-    set_loaded(state, Loaded(has_posts=columns.get("next_post_at") is not None))
+    set_loaded(state, has_posts=columns.get("next_post_at") is not None)
     return state
 
 

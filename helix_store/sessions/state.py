@@ -18,6 +18,7 @@ import copy
 import hashlib
 import json
 import marshal
+import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from helix_store.core import validation
 from helix_store.core.dicts import AnyMessage
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_checkpoint_id
+from helix_store.core.ids import CHECKPOINT_ID
 from helix_store.core.limits import AS_STORED, Limits
 from helix_store.core.merging import with_staged
 from helix_store.core.payloads import (
@@ -60,8 +61,6 @@ from helix_store.core.types import (
     StepInfo,
     Timestamp,
     Unset,
-    loaded_of,
-    set_loaded,
 )
 from helix_store.engine.expressions import read_cursor, write_cursor
 from helix_store.exceptions import (
@@ -241,11 +240,21 @@ class Origin:
         return type(None), ()
 
 
+def loaded_of(state: SessionState) -> Loaded:
+    """Return the record of a state; it says nothing of a state that no store has returned."""
+    return getattr(state, "_loaded", NOT_LOADED)
+
+
+def set_loaded(state: SessionState, **values: Any) -> None:
+    """Set fields of the record of a state."""
+    state._loaded = loaded_of(state)._replace(**values)  # type: ignore[misc]  # a slot of the base class
+
+
 def remember_full(state: SessionState, key: int, row_id: int, version: int, text: str) -> None:
     """Store in the record of a state the full payload from which it was read."""
     origin = Origin(key, row_id, version, text)
     origin.latest_version = state.version
-    set_loaded(state, loaded_of(state)._replace(origin=origin))
+    set_loaded(state, origin=origin)
 
 
 class StoredPayload(NamedTuple):
@@ -785,7 +794,12 @@ class StepWrite:
             # The digest of an operation needs the same text that any process would write.
             origin=self.loaded.origin if self.operation_id is None else None,
         )
-        self.checkpoint_id = new_checkpoint_id(self.session_id, info.step_count, time.time_ns() // 1_000_000)
+        self.checkpoint_id = CHECKPOINT_ID.format(
+            session_id=self.session_id,
+            step_count=info.step_count,
+            epoch_ms=time.time_ns() // 1_000_000,
+            random=os.urandom(3).hex(),
+        )
         self.encoded_messages = encode_messages(self.messages, limits)
         self.custom_state = state.custom_state
         self.guard = Guard(self.expected_version, self.fencing_token)
@@ -798,7 +812,7 @@ class StepWrite:
         self.encode(limits, keep=keep)
         committed = commit(self)
         state = self.state if self.continued is None or not self.is_continued else self.continued
-        set_loaded(state, self.loaded)
+        set_loaded(state, origin=self.loaded.origin)
         return committed, self.custom_state
 
     def is_earlier(self, commit: StepCommit) -> bool:

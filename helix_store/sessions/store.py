@@ -42,7 +42,6 @@ from helix_store.sessions.state import (
     BranchRequest,
     EncodedRef,
     NewSession,
-    TurnEntry,
     after_cursor,
     checked_query,
     decode_messages,
@@ -105,9 +104,6 @@ class SessionCalls(StoreCalls):
     def load_state(self, session_id: str) -> SessionState | None:
         """Return the current state, detached from the store, or ``None`` if unknown. One query."""
         return self._backend.sessions.load(validation.identifier(session_id, "session_id"))
-
-    def _enter(self, session_id: str) -> TurnEntry | None:
-        return self._backend.sessions.enter(session_id)
 
     def save_state(
         self,

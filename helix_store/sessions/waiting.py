@@ -23,8 +23,6 @@ from helix_store.core.types import (
     SessionStatus,
     Submission,
     SubmissionOutcome,
-    loaded_of,
-    set_loaded,
 )
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
@@ -51,7 +49,7 @@ from helix_store.sessions.locking import (
     sessions_with_ids,
 )
 from helix_store.sessions.reading import current_from
-from helix_store.sessions.state import SUSPENSION_FIELDS
+from helix_store.sessions.state import SUSPENSION_FIELDS, set_loaded
 from helix_store.sessions.statements import CURRENT_COLUMNS, OWNERSHIP
 from helix_store.sessions.tool_calls import (
     Answer,
@@ -123,7 +121,7 @@ def resumed_state(state: SessionState, *, version: int, at: datetime) -> Session
     state.version = version
     state.updated_at = at
     cleared = {name: getattr(state, name) for name in SUSPENSION_FIELDS}
-    set_loaded(state, loaded_of(state)._replace(cleared=cleared))
+    set_loaded(state, cleared=cleared)
     return state
 
 

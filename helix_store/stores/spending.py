@@ -13,7 +13,7 @@ from helix_store.budgets import Amounts, Hold, Reservation
 from helix_store.core import moments, validation
 from helix_store.core.contracts import UsageStore
 from helix_store.core.manager_contracts import HeldLock
-from helix_store.core.types import Run, SessionState, StepCommit, UsageKind, loaded_of
+from helix_store.core.types import Run, SessionState, StepCommit, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource
 from helix_store.counters import Spender
 from helix_store.exceptions import BudgetExceeded, FencedOutError
@@ -105,10 +105,11 @@ class Spending:
 
     # Reservations
 
-    def begin(self, state: SessionState, fencing_token: int | None) -> BudgetExceeded | None:
+    def begin(
+        self, state: SessionState, fencing_token: int | None, *, is_capped: bool
+    ) -> BudgetExceeded | None:
         """Look for budgets of the session and reserve the first step; return the error of a refusal."""
-        # A loaded state need not say whether budgets exist, so assume that they do.
-        self.is_capped = loaded_of(state).is_capped and self._stores.is_atomic
+        self.is_capped = is_capped and self._stores.is_atomic
         return self.reserve(state, self.estimate, fencing_token) if self.is_capped else None
 
     def reserve(

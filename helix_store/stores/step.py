@@ -34,8 +34,6 @@ from helix_store.core.types import (
     StepCommit,
     StepInfo,
     Timestamp,
-    loaded_of,
-    set_loaded,
 )
 from helix_store.core.validation import messages as checked_messages
 from helix_store.engine.async_twins import BothContexts, async_twin
@@ -56,6 +54,7 @@ from helix_store.sessions.state import (
     StepWrite,
     are_stored,
     default_step_id,
+    set_loaded,
 )
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
 from helix_store.stores.session import NotCopied, SessionHandleBase
@@ -547,7 +546,7 @@ class Step(NotCopied, BothContexts):
         else:
             self._take_offered(state)
         if self._operation_id is not None:
-            set_loaded(state, loaded_of(state)._replace(intent=self._intent()))
+            set_loaded(state, intent=self._intent())
         write = self._to_write(state, record)
         commit, custom_state = self.session._stores.commit_step(write)
         if self._operation_id is not None and write.is_earlier(commit):
@@ -557,7 +556,7 @@ class Step(NotCopied, BothContexts):
             if write.is_continued and write.continued is not None:
                 state = write.continued
             if self._operation_id is not None:
-                set_loaded(state, loaded_of(state)._replace(intent=None))
+                set_loaded(state, intent=None)
             state.custom_state = custom_state
             state.version = commit.new_version
             state.step_count = self.number

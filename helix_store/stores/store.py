@@ -182,7 +182,7 @@ class StoreBase(StoreSet, OpensSessions):
 
     @property
     def limits(self) -> Limits:
-        return self.sessions.limits
+        return conf.limits(self.sessions._given_limits)
 
     @takes_session_filters
     def list_sessions(self, **filters: Any) -> SessionPage:
@@ -215,7 +215,7 @@ class StoreBase(StoreSet, OpensSessions):
         raise NotImplementedError
 
     def enter(self, session_id: str) -> TurnEntry | None:
-        return self.sessions._enter(session_id)
+        return self.sessions._backend.sessions.enter(session_id)
 
     def start_run(self, session_id: str, **guard: Any) -> tuple[Run, str | None]:
         return self.sessions._start_run(session_id, **guard)

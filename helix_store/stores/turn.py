@@ -26,7 +26,6 @@ from helix_store.core.types import (
     SessionStatus,
     StepCommit,
     UsageKind,
-    loaded_of,
 )
 from helix_store.core.usage import TokenCounts
 from helix_store.engine.async_twins import BothContexts, async_twin
@@ -42,7 +41,7 @@ from helix_store.exceptions import (
     shown_id,
 )
 from helix_store.locks import are_same_locks
-from helix_store.sessions.state import OpenedStep, StepWrite
+from helix_store.sessions.state import OpenedStep, StepWrite, loaded_of
 from helix_store.stores.effect import OpenEffect
 from helix_store.stores.errors import described_error
 from helix_store.stores.session import NotCopied, SessionHandleBase
@@ -364,9 +363,11 @@ class Turn(NotCopied, BothContexts):
                 return state
         self.results = readiness.answers
         self._interrupt = None
-        self._stop(self._spending.begin(state, self.fencing_token), self._spending.estimate)
-        # A loaded state need not say whether posts are waiting, so assume that they are.
-        may_receive = self._receives and self.session._has_posts and loaded_of(state).has_posts
+        # A state of another store says neither whether budgets exist nor whether posts wait: assume both.
+        loaded = loaded_of(state)
+        refusal = self._spending.begin(state, self.fencing_token, is_capped=loaded.is_capped)
+        self._stop(refusal, self._spending.estimate)
+        may_receive = self._receives and self.session._has_posts and loaded.has_posts
         if readiness.is_suspended:
             state = store.resume(session_id, expected_version=state.version, fencing_token=token)
         status = state.status

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from helix_store.core.payloads import encode
-from helix_store.core.types import loaded_of
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.sessions.state import Origin, stored_payload
+from helix_store.sessions.state import Origin, loaded_of, stored_payload
 from helix_store.stores import DatabaseStateStore
 from tests.factories import CheckpointFactory
 

@@ -10,14 +10,14 @@ import pytest
 from django.db.models import QuerySet
 from django.test.utils import override_settings
 
-from helix_store.core.types import StepInfo, loaded_of
+from helix_store.core.types import StepInfo
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.state import MAX_DELTAS
+from helix_store.sessions.state import MAX_DELTAS, loaded_of
 from helix_store.stores import DatabaseStateStore
 from tests.cells import for_each
 from tests.database.delta_steps import forget_origin, learn_origin, write_step

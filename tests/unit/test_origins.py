@@ -9,9 +9,16 @@ from dataclasses import replace
 import pytest
 
 from helix_store.core.payloads import encode
-from helix_store.core.types import Loaded, SessionState, loaded_of, set_loaded
+from helix_store.core.types import SessionState
 from helix_store.sessions.deltas import apply_delta
-from helix_store.sessions.state import MAX_DELTAS, Origin, StoredPayload, stored_payload
+from helix_store.sessions.state import (
+    MAX_DELTAS,
+    Origin,
+    StoredPayload,
+    loaded_of,
+    set_loaded,
+    stored_payload,
+)
 from tests.strategies import HIGH, LOW
 
 BASE = encode({"kept": "x" * 1_000, "n": 1, "gone": None})
@@ -29,7 +36,7 @@ def stored(payload: str, origin: Origin | None, *, version: int | None = 101) ->
 @pytest.fixture
 def loaded() -> SessionState:
     state = SessionState(session_id="s", agent_type="t", custom_state={"a": [1]})
-    set_loaded(state, Loaded(origin=origin()))
+    set_loaded(state, origin=origin())
     return state
 
 
