@@ -171,9 +171,14 @@ async function aiClient() {
     return { kind: "success", ...finish };
   };
   const reload = async () => {
-    const response = await fetch(`${base}threads/${encodeURIComponent(thread)}/?format=ai`, { headers });
-    if (response.ok) chat.messages = (await response.json()).messages;
-    return { kind: response.status };
+    try {
+      const response = await fetch(`${base}threads/${encodeURIComponent(thread)}/?format=ai`, { headers });
+      if (response.ok) chat.messages = (await response.json()).messages;
+      return { kind: response.status };
+    } catch (error) {
+      // The server was killed after it had said that nothing runs.
+      return { kind: "cut", message: error.message };
+    }
   };
   return {
     say: ({ id, text }) => settled(chat.sendMessage({ id, role: "user", parts: [{ type: "text", text }] })),
