@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import re
 import resource
 import shlex
 import signal
@@ -23,6 +24,7 @@ from django.test.utils import override_settings
 from example_project.management.commands.demo import SAMPLE
 from example_project.replay import replay_file
 from helix_store.stores import DatabaseStateStore
+from tests.admin.conftest import browser_on
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.processes import WorkerProcess
@@ -243,6 +245,25 @@ def test_one_command_is_enough_on_a_new_database(tmp_path: Path) -> None:
         check=False,
     )
     assert usage.returncode == 2
+
+
+def test_the_address_that_is_printed_shows_the_settled_payment(sqlite_db: CommittedDatabase) -> None:
+    said = io.StringIO()
+    _demo(sqlite_db, stderr=said)
+    (address,) = re.findall(r"http://127\.0\.0\.1:8000(/\S+section=effects)", said.getvalue())
+    store = DatabaseStateStore(sqlite_db.alias, tenant=sqlite_db.tenant)
+    (killed,) = (
+        session
+        for session in store.list_sessions(agent_type="travel-planner").sessions
+        if session.title == "Workers are killed and others continue"
+    )
+    (effect,) = store.list_effects(killed.session_id).items
+    with browser_on(sqlite_db) as browser:
+        browser.sign_in(superuser=True)
+        page = browser.client.get(address).content.decode()
+    assert effect.key in page
+    assert "the demo" in page
+    assert "It happened" not in page
 
 
 def test_the_kills_stand_out(sqlite_db: CommittedDatabase) -> None:
