@@ -117,7 +117,8 @@ async def _run(url: str, name: str, port: int, server: psutil.Process, options: 
     megabyte = 1024 * 1024
     print(f"{len(delays.found):,} deltas on {options.streams} streams, {options.answers} answers at once")
     print(f"from out.text to the client: p50 {ordered[49]:.0f} ms, p95 {ordered[94]:.0f} ms")
-    print(f"memory: {before // megabyte} MiB before, at most {max(memory) // megabyte} MiB")
+    start, end = memory[0] // megabyte, memory[-1] // megabyte
+    print(f"memory: {before // megabyte} MiB before, {start} MiB with all streams open, {end} MiB at the end")
     print(f"database connections: at most {max(connections)}")
 
 
