@@ -181,6 +181,12 @@ TEXT_FILTER: Final = "admin/helix_store/text_filter.html"
 STUCK: Final = ("crashed", "abandoned", "over_budget", "effect_unknown", "unanswered")
 """The conditions in which nobody but the operator or a wake-up continues a session."""
 
+STOPPED: Final = ("crashed", "abandoned", "over_budget")
+"""Those in which the newest run has stopped, for the tile of the start page."""
+
+_SEVERAL: Final = {"any": STUCK, "stopped": STOPPED}
+"""The choices that stand for more than one condition."""
+
 _LABEL_LENGTH: Final = 40
 _MOST_FOUND: Final = 1_000
 _PATIENCE: Final = timedelta(minutes=5)
@@ -353,6 +359,7 @@ class ConditionFilter(ChoiceFilter):
     parameter_name = "condition"
     options: Any = (
         ("any", _("for any reason")),
+        ("stopped", _("crashed, abandoned or over budget")),
         *((each, lazy_name_of_status(each)) for each in CONDITIONS),
     )
 
@@ -363,7 +370,7 @@ class ConditionFilter(ChoiceFilter):
         return super().lookups(request, model_admin)
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        conditions = STUCK if value == "any" else (value,)
+        conditions = _SEVERAL.get(value, (value,))
         return queryset.filter(pk__in=list(find_keys(queryset.db, conditions)))
 
 

@@ -34,7 +34,13 @@ from helix_store.admin.elements import (
     short_id,
     spark_line,
 )
-from helix_store.admin.filters import overdue_posts, read_open_tools, start_of_day, waiting_for_person
+from helix_store.admin.filters import (
+    STOPPED,
+    overdue_posts,
+    read_open_tools,
+    start_of_day,
+    waiting_for_person,
+)
 from helix_store.admin.sections.effects import unknown_effects
 from helix_store.core import moments
 from helix_store.engine.expressions import NoIndexHint
@@ -53,7 +59,6 @@ NEWEST_RUNS: Final = 1_000
 _MOST_COUNTED: Final = 1_000
 _TITLE_LENGTH: Final = 60
 _DAYS: Final = 7
-_STOPPED: Final = ("crashed", "abandoned", "over_budget")
 _NEWEST_FIRST: Final = ("-updated_at", "-session_id")
 
 
@@ -162,12 +167,12 @@ def _posted(page: ReadOnlyAdmin, sessions: Any) -> Tile:
 
 def _stuck(page: ReadOnlyAdmin, sessions: Any) -> Tile:
     """Return the sessions that have crashed, lost their worker or spent their budget, the longest first."""
-    found = find_keys(sessions.db, _STOPPED, limit=_MOST_COUNTED + 1)
+    found = find_keys(sessions.db, STOPPED, limit=_MOST_COUNTED + 1)
     shown = sessions.in_bulk(list(found)[:_ROWS_SHOWN])
     return Tile(
         title=_("Cannot go on"),
         figure=_bounded(len(found)),
-        url=page.list_url(Session, condition="any"),
+        url=page.list_url(Session, condition="stopped"),
         rows=[
             (_session_link(page, shown[key]), _condition(stuck))
             for key, stuck in found.items()

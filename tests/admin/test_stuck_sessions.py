@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,6 +77,22 @@ def test_the_start_page_has_a_tile(browser: Browser, store: Store) -> None:
     assert "Cannot go on 2" in page.text
     assert "Is crashed" in page.text
     assert "crashed: Broken" in page.text
+
+
+def test_the_tile_leads_to_the_sessions_that_it_counts(browser: Browser, store: Store) -> None:
+    for session_id in ("posted", "unsettled"):
+        store.new_session(session_id, agent_type="agent", title=f"Is {session_id}")
+    store.sessions.post_message("posted", {"role": "user", "content": "Hello"})
+    with pytest.raises(Broken), store.session("unsettled").effect("charge"):
+        raise Broken
+    page = browser.open(reverse("admin:app_list", args=["helix_store"]))
+    assert "Cannot go on 2" in page.text
+    links = {a["href"] for tag, a in page.elements.started if tag == "a" and a.get("href")}
+    (link,) = (link for link in links if link and "condition=" in link)
+    listed = browser.open(link)
+    assert listed.row_count == 2
+    assert set(re.findall(r"Is \w+", listed.text)) == {"Is crashed", "Is abandoned"}
+    assert browser.list_of(Session, condition="any").row_count == 4
 
 
 def test_run_again_sends_the_signal(browser: Browser, store: Store, ready: list[Any]) -> None:
