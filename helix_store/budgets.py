@@ -25,7 +25,17 @@ from helix_store.core.guards import Guard
 from helix_store.core.moments import as_utc
 from helix_store.core.types import UserId
 from helix_store.core.usage import cost_from_units, cost_units
-from helix_store.counters import Key, Spender, bounded, keys_of, period, period_of, spent_on, start_of
+from helix_store.counters import (
+    IN_ORDER,
+    Key,
+    Spender,
+    bounded,
+    keys_of,
+    period,
+    period_of,
+    spent_on,
+    start_of,
+)
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Call, Database, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.expressions import (
@@ -364,7 +374,7 @@ def _lock(clock: Clock) -> str:
         WITH {_moment(clock)}
         SELECT c.id FROM ({_of_keys(clock is SQLITE)}) AS b
         {"CROSS JOIN" if clock is SQLITE else "JOIN"} {_counter_of_budget("c")} IN ('', {_PERIOD})
-        {"" if clock is SQLITE else "ORDER BY c.name, c.value, c.period FOR NO KEY UPDATE OF c"}"""
+        {"" if clock is SQLITE else "ORDER BY c.period, c.name, c.value FOR NO KEY UPDATE OF c"}"""
 
 
 LOCK_COUNTERS: Final = with_clock(_lock)
@@ -382,7 +392,7 @@ CREATE_COUNTERS: Final = with_clock(
             SELECT b.tenant, b.name, b.counted, {_PERIOD} AS period FROM ({_of_keys(clock is SQLITE)}) AS b
             UNION SELECT b.tenant, b.name, b.counted, '' FROM ({_of_keys(clock is SQLITE)}) AS b
         ) AS b
-        WHERE true ORDER BY 2, 3, 4
+        WHERE true ORDER BY 4, 2, 3
         ON CONFLICT (tenant, name, value, period) DO NOTHING"""
     )
 )
@@ -396,7 +406,7 @@ def _set_holds(is_sqlite: bool) -> str:
     changes = "json_each(%(changes)s)" if is_sqlite else "jsonb_array_elements(%(changes)s::jsonb)"
     # SQLite has locked the whole database, and would build an index on a query that is read twice.
     locked = _COUNTER if is_sqlite else "locked"
-    lock = "" if is_sqlite else "ORDER BY name, value, period FOR NO KEY UPDATE SKIP LOCKED"
+    lock = "" if is_sqlite else f"ORDER BY {IN_ORDER} FOR NO KEY UPDATE SKIP LOCKED"
     rows = f""",
         locked AS (
             SELECT * FROM {_COUNTER}
@@ -428,7 +438,7 @@ RELEASE_HOLDS: Final = for_keys(
         postgresql=_release(
             "holds -> %(key)s::text ->> 0 = %(token)s::text",
             "holds - %(key)s::text",
-            "ORDER BY name, value, period FOR NO KEY UPDATE",
+            f"ORDER BY {IN_ORDER} FOR NO KEY UPDATE",
         ),
         sqlite=_release(
             """CAST(json_extract(holds, '$."' || %(key)s || '"[0]') AS text) = %(token)s""",

@@ -194,14 +194,28 @@ def period(day: str) -> str:
 _PERIOD: Final = period("k.day")
 
 
-def _change(given: str, amounts: str, group: str, new: str) -> str:
-    return f"""
+IN_ORDER: Final = "period, name, value"
+"""The order in which a transaction locks counters. Those without a period come first: they have the holds."""
+
+
+def _change(given: str, amounts: str, group: str, new: str, *, locks_holds: bool = False) -> str:
+    budgets = f"""({given}) AS k CROSS JOIN {_BUDGET} AS b
+        WHERE b.tenant = %(tenant)s AND b.scope = k.scope AND b.value = k.value"""
+    first = is_locked = ""
+    if locks_holds:
+        first = f"""
+        WITH held AS MATERIALIZED (
+            SELECT 1 FROM (SELECT DISTINCT b.tenant, b.name, k.counted FROM {budgets}) AS b
+            JOIN {_COUNTER} AS h ON h.tenant = b.tenant AND h.name = b.name AND h.value = b.counted
+                AND h.period = ''
+            ORDER BY h.name, h.value FOR NO KEY UPDATE OF h)"""
+        is_locked = "AND (SELECT count(*) FROM held) >= 0"
+    return f"""{first}
         INSERT INTO {_COUNTER} AS c (tenant, name, value, period, spent_usd, spent_tokens, holds)
         SELECT b.tenant, b.name, k.counted, {_PERIOD}, {amounts}, '{{}}'
-        FROM ({given}) AS k CROSS JOIN {_BUDGET} AS b
-        WHERE b.tenant = %(tenant)s AND b.scope = k.scope AND b.value = k.value
-            AND {_PERIOD} >= b.counted_from
-        {group} ORDER BY 2, 3, 4
+        FROM {budgets}
+            AND {_PERIOD} >= b.counted_from {is_locked}
+        {group} ORDER BY 4, 2, 3
         ON CONFLICT (tenant, name, value, period) DO UPDATE
         SET spent_usd = {new.format("spent_usd")}, spent_tokens = {new.format("spent_tokens")}"""
 
@@ -219,36 +233,40 @@ _RETURNED: Final = """
         RETURNING"""
 _SUM: Final = f"GREATEST(0, LEAST({_MOST}, c.{{0}}::numeric + excluded.{{0}}))"
 
-CHANGE_COUNTERS: Final = Statement(
-    postgresql=_change(
-        f"SELECT {_GIVEN_POSTGRESQL} FROM jsonb_array_elements(%(given)s::jsonb) AS e",
-        f"LEAST({_MOST}, sum(k.usd)), LEAST({_MOST}, sum(k.tokens))",
-        "GROUP BY b.tenant, b.name, k.counted, 4",
-        _SUM,
-    )
-    + f"{_RETURNED} {_MAY_STOP}",
-    # Citus does not support a query in the RETURNING of an INSERT ... SELECT.
-    citus=(
-        _change(
+
+def _change_given(*, locks_holds: bool) -> Statement:
+    def postgresql(*, locks_holds: bool) -> str:
+        return _change(
             f"SELECT {_GIVEN_POSTGRESQL} FROM jsonb_array_elements(%(given)s::jsonb) AS e",
             f"LEAST({_MOST}, sum(k.usd)), LEAST({_MOST}, sum(k.tokens))",
             "GROUP BY b.tenant, b.name, k.counted, 4",
             _SUM,
+            locks_holds=locks_holds,
         )
-        + f"{_RETURNED} true",
-    ),
-    # SQLite may update a counter several times in one statement, and a sum of its own could exceed 64 bits.
-    sqlite=_change(
-        f"SELECT {_GIVEN_SQLITE} FROM json_each(%(given)s) AS e",
-        "k.usd, k.tokens",
-        "",
-        f"max(0, min({_MOST}, c.{{0}} + excluded.{{0}}))",
-    ),
-)
+
+    return Statement(
+        postgresql=f"{postgresql(locks_holds=locks_holds)}{_RETURNED} {_MAY_STOP}",
+        # Citus supports neither a lock in an INSERT nor a query in the RETURNING of an INSERT ... SELECT.
+        citus=(f"{postgresql(locks_holds=False)}{_RETURNED} true",),
+        # SQLite may update a counter several times in one statement, and a sum of its own could exceed 64
+        # bits.
+        sqlite=_change(
+            f"SELECT {_GIVEN_SQLITE} FROM json_each(%(given)s) AS e",
+            "k.usd, k.tokens",
+            "",
+            f"max(0, min({_MOST}, c.{{0}} + excluded.{{0}}))",
+        ),
+    )
+
+
+CHANGE_COUNTERS: Final = _change_given(locks_holds=False)
 """Add amounts, which may be negative, to the counters of all budgets to which they apply, in order.
 
 On PostgreSQL, return for each counter whether its budget may now stop a step without an estimate.
 """
+
+LOCK_HOLDS_AND_CHANGE: Final = _change_given(locks_holds=True)
+"""The same for a transaction that goes on to change the holds: it first locks the counters that have them."""
 
 
 def _root(entry: str) -> str:
@@ -261,21 +279,22 @@ def _root(entry: str) -> str:
 _ROOT: Final = _root("e")
 _OF_SPENDER: Final = "e.user_id, e.session_agent_type, e.root_id"
 
-COUNT_INSERTED: Final = _change(
-    f"""
+_INSERTED: Final = f"""
             SELECT k.*, {_DAY[0].format("e.timestamp")} AS day,
                 COALESCE(e.cost_usd, 0) AS usd, COALESCE(e.total_tokens, 0) AS tokens
             FROM (SELECT e.*, {_ROOT} AS root_id FROM inserted AS e) AS e
             CROSS JOIN LATERAL ({_keys("e", "e.root_id", "session_agent_type")}) AS k
-            WHERE k.counted IS NOT NULL AND (e.cost_usd > 0 OR e.total_tokens > 0)""",
-    "k.usd, k.tokens",
-    "",
-    _SUM,
-) + (f"{_RETURNED} {_MAY_STOP} AS may_stop")
-"""Add the single entry that a query ``inserted`` has returned to counters, on PostgreSQL.
+            WHERE k.counted IS NOT NULL AND (e.cost_usd > 0 OR e.total_tokens > 0)"""
 
-Return for each counter whether its budget may now stop a step without an estimate.
-"""
+
+def count_inserted(*, locks_holds: bool) -> str:
+    """Add the single entry that a query ``inserted`` has returned to counters, on PostgreSQL.
+
+    Return for each counter whether its budget may now stop a step without an estimate. ``locks_holds`` is for
+    a transaction that goes on to change the holds: it first locks the counters that have them.
+    """
+    change = _change(_INSERTED, "k.usd, k.tokens", "", _SUM, locks_holds=locks_holds)
+    return f"{change}{_RETURNED} {_MAY_STOP} AS may_stop"
 
 
 @cache
@@ -319,8 +338,9 @@ R = TypeVar("R")
 _HAS_BUDGETS: Final = Statement(f"SELECT {has_budgets('%(tenant)s')}")
 
 
-def change_counters(db: Database, spent: Iterable[Spent]) -> bool:
-    """Add usage to the counters of all budgets to which it applies. Call this in a transaction.
+def change_counters(db: Database, spent: Iterable[Spent], *, locks_holds: bool = False) -> bool:
+    """Add usage to the counters of all budgets to which it applies. Call this in a transaction, and with
+    ``locks_holds`` if it goes on to change the holds.
 
     On PostgreSQL, return whether any of these budgets may now stop a step without an estimate.
     """
@@ -328,7 +348,8 @@ def change_counters(db: Database, spent: Iterable[Spent]) -> bool:
     if not given:
         return False
     parameters = {"tenant": db.tenant, "given": json.dumps(given, ensure_ascii=False)}
-    return any(may_stop for (may_stop,) in db.execute(CHANGE_COUNTERS, parameters))
+    statement = LOCK_HOLDS_AND_CHANGE if locks_holds else CHANGE_COUNTERS
+    return any(may_stop for (may_stop,) in db.execute(statement, parameters))
 
 
 def _subtracted(spent: Iterable[Spent]) -> list[Spent]:

@@ -190,7 +190,8 @@ class Spending:
         entries, ledger = self._entries[self._recorded :], self._ledger
         may_stop = False
         if isinstance(ledger, UsageStoreBase):
-            may_stop = ledger._backend.record(entries)
+            locks_holds = self._held is not None or (self.is_capped and any(self.estimate))
+            may_stop = ledger._backend.record(entries, locks_holds=locks_holds)
         else:
             ledger.record_entries(entries)
         self._sent = self._recorded + len(entries)

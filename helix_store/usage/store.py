@@ -120,7 +120,7 @@ class MemoryUsage:
         self._ledger = scope.table(UsageLedger)
         self._knows_sessions = knows_sessions
 
-    def record(self, entries: Sequence[UsageEntry]) -> bool:
+    def record(self, entries: Sequence[UsageEntry], *, locks_holds: bool = False) -> bool:
         with self._scope.lock:
             spenders = [self._spender(entry) for entry in entries]
             for entry, spender in zip(entries, spenders, strict=True):
