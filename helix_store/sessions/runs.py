@@ -311,12 +311,12 @@ class DatabaseRuns(DatabaseOperations):
         stopped_by = stop_of(update)
         if update.status is not RunStatus.RUNNING:
             parameters = {**_end_parameters(run_id, update), "key": key, "call_id": call_id}
-            for ended in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
+            for columns in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
+                ended = stored_run(session_id, RUN_COLUMNS, columns)
                 if stopped_by is not None:
-                    update_row(
-                        self.db, Session, key, {"stopped_by": stopped_by, "stopped_at": parameters["at"]}
-                    )
-                return stored_run(session_id, RUN_COLUMNS, ended)
+                    mark = {"stopped_by": stopped_by, "stopped_at": ended.ended_at}
+                    update_row(self.db, Session, key, mark)
+                return ended
         runs = self._runs_of(key)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
@@ -468,4 +468,4 @@ def _running(runs: QuerySet[RunRow]) -> RunRow | None:
 
 
 def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
-    return {**asdict(update), "status": update.status.value, "run_id": run_id, "at": moments.now()}
+    return {**asdict(update), "status": update.status.value, "run_id": run_id}

@@ -359,12 +359,20 @@ COPY_MESSAGES: Final = Statement(
 )
 
 
-def _end_run(source: str, key: str, *, is_fenced: bool, records_call: bool = False) -> str:
+# The end of a run is compared with the ends of effects, so both come from the database's clock. It is read
+# when the statement begins: an effect that is decided while the statement waits for the session is newer.
+_END: Final = "pg_catalog.statement_timestamp()"
+# SQLite's clock has milliseconds, and a run does not end before it started.
+_END_ON_SQLITE: Final = f"""CASE WHEN substr(started_at, 1, 23) = {SQLITE.now}
+            THEN started_at ELSE {SQLITE.now} END"""
+
+
+def _end_run(source: str, key: str, now: str, *, is_fenced: bool, records_call: bool = False) -> str:
     """End a run. The first end time counts. With a fence, a superseded run is left unchanged."""
     call = f", call_ids = {recorded('call_ids')}" if records_call else ""
     return f"""
         UPDATE {_RUN}
-        SET status = %(status)s, ended_at = coalesce(ended_at, %(at)s),
+        SET status = %(status)s, ended_at = coalesce(ended_at, {now}),
             step_count = coalesce(%(step_count)s, step_count),
             completion_reason = coalesce(%(completion_reason)s, completion_reason),
             error = coalesce(%(error)s, error),
@@ -378,8 +386,8 @@ def _end_run(source: str, key: str, *, is_fenced: bool, records_call: bool = Fal
 
 END_LOCKED_RUN: Final = {
     is_fenced: Statement(
-        _end_run("", "%(key)s", is_fenced=is_fenced, records_call=True),
-        _end_run("", "%(key)s", is_fenced=is_fenced),
+        _end_run("", "%(key)s", _END, is_fenced=is_fenced, records_call=True),
+        _end_run("", "%(key)s", _END_ON_SQLITE, is_fenced=is_fenced),
     )
     for is_fenced in (False, True)
 }
@@ -441,7 +449,7 @@ UNCHANGED: Final = f"s.xmin = (SELECT xmin FROM {_SESSION} WHERE {SESSION_BY_ID}
 FENCE_HOLDS: Final = "NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)"
 
 
-MARK_STOPPED: Final = ", stopped_by = %(stopped_by)s, stopped_at = %(at)s"
+_MARK_STOPPED: Final = f", stopped_by = %(stopped_by)s, stopped_at = {_END}"
 
 
 @cache
@@ -454,10 +462,10 @@ def end_run(*, is_fenced: bool, is_stop: bool = False) -> Statement:
     return Statement(
         postgresql=f"""
         WITH {FENCE if is_fenced else ""}head AS (
-            UPDATE {_SESSION} SET version = version{MARK_STOPPED if is_stop else ""}
+            UPDATE {_SESSION} SET version = version{_MARK_STOPPED if is_stop else ""}
             WHERE {SESSION_BY_ID} {f"AND {FENCE_HOLDS}" if is_fenced else ""}
             RETURNING id AS key
-        ){_end_run("FROM head", "head.key", is_fenced=is_fenced, records_call=True)}"""
+        ){_end_run("FROM head", "head.key", _END, is_fenced=is_fenced, records_call=True)}"""
     )
 
 

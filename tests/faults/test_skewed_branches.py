@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
@@ -32,14 +32,8 @@ Items = dict[str, list[Any]]
 @contextmanager
 def clock_of(worker: float) -> Iterator[None]:
     """The clock of the machine, as one worker has it."""
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-            return datetime.now(tz) + timedelta(seconds=worker)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moments, "datetime", Clock)
+        patch.setattr(moments, "now", lambda: datetime.now(UTC) + timedelta(seconds=worker))
         yield
 
 

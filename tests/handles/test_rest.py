@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from helix_store import ConflictError, Store
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
+from tests.faults.test_skewed_branches import clock_of
 from tests.handles.worlds import World
 
 HELLO = {"role": "user", "content": "hello"}
@@ -172,3 +174,23 @@ def test_a_turn_at_rest_takes_one_statement(committed_db: CommittedDatabase) -> 
         assert not turn.is_active
     statements = [each["sql"] for each in captured if not each["sql"].startswith(("PREPARE", "SET "))]
     assert len(statements) == 1
+
+
+@for_each("seconds", [-60.0, 60.0])
+def test_rest_does_not_depend_on_the_clock_of_a_worker(
+    committed_db: CommittedDatabase, seconds: float
+) -> None:
+    store = Store(committed_db.alias, tenant=committed_db.tenant)
+    session = store.new_session("session", agent_type="agent")
+    with clock_of(seconds), session.turn() as turn:
+        with turn.effect("mail") as effect:
+            effect.done("sent")
+        with suppress(ZeroDivisionError), turn.effect("pay"):
+            raise ZeroDivisionError
+        with turn.step() as step:
+            step.end_turn()
+    with session.turn() as turn:
+        assert not turn.is_active
+    assert store.sessions.settle_effect("session", "pay", done=True)
+    with session.turn() as turn:
+        assert turn.is_active
