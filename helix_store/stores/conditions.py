@@ -33,7 +33,6 @@ from helix_store.models import Budget, BudgetCounter, Effect, Lock, Run, Session
 from helix_store.models.sessions import NON_TERMINAL, OPEN_EFFECTS, WAITING_KIND
 from helix_store.sessions.effects import is_unknown
 from helix_store.sessions.messages import (
-    OF_TENANT,
     is_driven,
     is_unanswered,
     mark_announced,
@@ -333,8 +332,12 @@ def _selected(search: _Search, condition: str, *more: str) -> str:
 
 
 def _statement(text: Callable[[Clock, str], str], *, of_all: bool) -> Statement:
-    postgresql, sqlite = ("", "") if of_all else OF_TENANT
-    return Statement(text(POSTGRESQL, postgresql), text(SQLITE, sqlite), citus=(text(CITUS, postgresql),))
+    # With the plain column, PostgreSQL may combine the index of the condition with all entries of the tenant
+    # in another index: with a million sessions, that took five times as long. Citus needs the plain column to
+    # ask a single node. On SQLite, ``+`` has the same effect.
+    tenants = ("s.tenant || '' =", "s.tenant =", "+s.tenant =")
+    postgresql, citus, sqlite = ("" if of_all else f"{each} (SELECT %(tenant)s) AND" for each in tenants)
+    return Statement(text(POSTGRESQL, postgresql), text(SQLITE, sqlite), citus=(text(CITUS, citus),))
 
 
 @cache
