@@ -1105,37 +1105,39 @@ class BudgetStoreBase:
     adelete_budget = async_twin(delete_budget)
     astatus = async_twin(status)
 
-    # For turns
 
-    def _reserve(
-        self, spender: Spender, session_id: str, fencing_token: int, estimate: Amounts
-    ) -> Reservation:
-        """Check every budget that applies to a session, and hold an estimate in all of them."""
-        return self._backend.hold(keys_of(spender), session_id, fencing_token, estimate)
+def reserve(
+    budgets: BudgetStoreBase, spender: Spender, session_id: str, fencing_token: int, estimate: Amounts
+) -> Reservation:
+    """Check every budget that applies to a session, and hold an estimate in all of them."""
+    return budgets._backend.hold(keys_of(spender), session_id, fencing_token, estimate)
 
-    def _renew(
-        self,
-        spender: Spender,
-        session_id: str,
-        fencing_token: int,
-        estimate: Amounts,
-        held: Hold | None,
-        record: Callable[[], bool] | None,
-        *,
-        is_guarded: bool = False,
-    ) -> Reservation:
-        """Record usage, and replace the session's hold by an estimate, in one transaction."""
-        return self._backend.renew(
-            keys_of(spender), session_id, fencing_token, estimate, held, record, is_guarded=is_guarded
-        )
 
-    @property
-    def _checks_in_commits(self) -> bool:
-        """True if a commit has to check a next step without an estimate, because no statement of it can."""
-        return self._backend.checks_in_commits
+def renew(
+    budgets: BudgetStoreBase,
+    spender: Spender,
+    session_id: str,
+    fencing_token: int,
+    estimate: Amounts,
+    held: Hold | None,
+    record: Callable[[], bool] | None,
+    *,
+    is_guarded: bool = False,
+) -> Reservation:
+    """Record usage, and replace the session's hold by an estimate, in one transaction."""
+    return budgets._backend.renew(
+        keys_of(spender), session_id, fencing_token, estimate, held, record, is_guarded=is_guarded
+    )
 
-    def _settle(self, hold: Hold, record: Callable[[], object] | None) -> None:
-        self._backend.settle(hold, record)
+
+def checks_in_commits(budgets: BudgetStoreBase) -> bool:
+    """Return whether a commit has to check a next step without an estimate, which no statement of it can."""
+    return budgets._backend.checks_in_commits
+
+
+def settle(budgets: BudgetStoreBase, hold: Hold, record: Callable[[], object] | None) -> None:
+    """Record usage, and release a hold."""
+    budgets._backend.settle(hold, record)
 
 
 class DatabaseBudgetStore(BudgetStoreBase):

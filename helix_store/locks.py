@@ -692,8 +692,8 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     """An acquired lock; leaving it as a context manager releases it.
 
     Pass ``fencing_token`` to every write that the lock protects: the token stops a former holder that does
-    not know that its term is over. Threads may share a lock. Source: the lock manager of the PostgreSQL store
-    document.
+    not know that its term is over. Threads may share a lock. Source: the lock manager of
+    `@helix-agents/store-postgres`.
     """
 
     def __init__(

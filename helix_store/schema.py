@@ -16,7 +16,7 @@ def current_version(using: str | None = None) -> int:
     """The schema version (1 to 7) of a database according to its applied migrations; 0 if there are none.
 
     By default, ``using`` is the database of the stores. Runs one query. Raises the same errors as a read.
-    Source: the migrations table of the PostgreSQL store document.
+    Source: the migrations table of `@helix-agents/store-postgres`.
     """
     db = Database(using, tenant="")
     recorded = db.query(MigrationRecorder(db.connection).applied_migrations)

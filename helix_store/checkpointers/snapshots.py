@@ -630,7 +630,7 @@ class SnapshotCheckpointerBase:
 
     A thread is the session with the same id, and the first `put` creates it. An agent with a session in a
     state store may keep its snapshots there. Ids come from ``id_factory``; the order never depends on them.
-    Source: the snapshot checkpointer document.
+    Source: the checkpointer of `@ziro-agent/checkpoint-postgres`.
     """
 
     def __init__(

@@ -58,6 +58,7 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Session
 from helix_store.models.sessions import NON_TERMINAL, SessionQuerySet
+from helix_store.sessions.calls import submit_default
 from helix_store.sessions.heads import delete_tree, tree_keys
 from helix_store.sessions.locking import first_row, lock_sessions
 from helix_store.sessions.store import StateStoreBase
@@ -378,7 +379,7 @@ def expired_session_cleanup(
     (a timedelta, or days) also deletes the trees of marked sessions that expired longer ago than this, but
     keeps their usage. At the end, the expired rows of other apps are deleted. A session that cannot be
     cleaned up is logged, counted in ``errors`` and tried again by the next cleanup. Raise `InvalidQuery` for
-    invalid arguments. Source: the operator-driven session cleanup of the state store document.
+    invalid arguments. Source: the operator-driven cleanup of `@helix-agents/store-postgres`.
     """
     summary = CleanupSummary()
     for summary in expired_session_cleanup_batches(
@@ -696,7 +697,7 @@ def _submit_default(
     store: StateStore, session_id: str, tool_call_id: str, default: Mapping[str, Any]
 ) -> Submission:
     if isinstance(store, StateStoreBase):
-        return store._submit_default(session_id, tool_call_id, default)
+        return submit_default(store, session_id, tool_call_id, default)
     return store.submit_tool_result(session_id, tool_call_id, **default)
 
 

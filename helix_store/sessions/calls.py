@@ -131,7 +131,8 @@ class StepCalls(StoreCalls):
         run id exists, or if another run is running. With ``supersede``, or a newer ``fencing_token`` than
         that run's, the other run ends as ``interrupted`` with the reason ``superseded`` instead.
         """
-        run, _ = self._start_run(
+        run, _ = start_run(
+            self._backend,
             session_id,
             run_id,
             expected_version=expected_version,
@@ -140,34 +141,6 @@ class StepCalls(StoreCalls):
             supersede=supersede,
         )
         return run
-
-    def _start_run(
-        self,
-        session_id: str,
-        run_id: str | None = None,
-        *,
-        expected_version: int | None = None,
-        fencing_token: int | None = None,
-        start_sequence: int = 0,
-        supersede: bool = False,
-    ) -> tuple[Run, str | None]:
-        """Start a run, and return it and the id of the run that it has superseded."""
-        run_id = new_id() if run_id is None else run_id
-        validation.arguments(
-            _RUN_RULES,
-            session_id=session_id,
-            run_id=run_id,
-            start_sequence=start_sequence,
-            expected_version=expected_version,
-            fencing_token=fencing_token,
-        )
-        return self._backend.runs.start_run(
-            session_id,
-            run_id,
-            start_sequence=start_sequence,
-            supersede=bool(supersede),
-            guard=Guard(expected_version, fencing_token),
-        )
 
     def update_run(
         self,
@@ -187,7 +160,9 @@ class StepCalls(StoreCalls):
         another run is running, or if the run has completed, failed or been superseded. With a
         ``fencing_token``, no status can be set on a superseded run.
         """
-        return self._update_run(
+        return update_run(
+            self._backend,
+            self._given_limits,
             session_id,
             run_id,
             status=status,
@@ -196,38 +171,6 @@ class StepCalls(StoreCalls):
             error=error,
             fencing_token=fencing_token,
         )
-
-    def _update_run(
-        self,
-        session_id: str,
-        run_id: str,
-        *,
-        status: RunStatus | str,
-        step_count: int | None,
-        completion_reason: str | None,
-        error: Any,
-        fencing_token: int | None,
-        refused: tuple[int, int] | None = None,
-    ) -> Run:
-        """Update a run, and store the amounts that a budget refused; dollars are whole units."""
-        validation.arguments(
-            _RUN_RULES,
-            status=status,
-            step_count=step_count,
-            completion_reason=completion_reason,
-            session_id=session_id,
-            run_id=run_id,
-            fencing_token=fencing_token,
-        )
-        update = RunUpdate(
-            status=RunStatus(status),
-            step_count=step_count,
-            completion_reason=completion_reason,
-            error=None if error is None else encode(error, limit=self.limits.max_state_bytes, path="/error"),
-            refused_usd=None if refused is None else refused[0],
-            refused_tokens=None if refused is None else refused[1],
-        )
-        return self._backend.runs.update_run(session_id, run_id, update, Guard(None, fencing_token))
 
     def get_current_run(self, session_id: str) -> Run | None:
         """Return the running run, or ``None``. Raises `SessionNotFound`."""
@@ -249,30 +192,7 @@ class StepCalls(StoreCalls):
         earlier change and keeps its order. Raises `InvalidPayload`. Raises `LimitExceeded`, even for a patch
         that could not be applied to any state.
         """
-        self._stage(session_id, step_id, staged)
-
-    def _stage(
-        self, session_id: str, step_id: str, staged: StagedChanges | AnyStagedChanges
-    ) -> StagedRow | None:
-        """Stage a change, and return its row if a step of a handle can promote the row without reading it."""
-        changes = staged if isinstance(staged, StagedChanges) else StagedChanges.from_dict(staged)
-        validation.arguments(
-            _STAGING_RULES, session_id=session_id, step_id=step_id, tool_call_id=changes.tool_call_id
-        )
-        limits = conf.limits(self._given_limits)
-        at = changes.timestamp
-        at = None if at is None else validation.epoch_milliseconds(at, "timestamp")
-        if changes.merge_changes is not None and type(changes.merge_changes) is not dict:
-            raise InvalidPayload(path="/merge_changes", reason="expected a dict")
-        if type(changes.patches) is not list:
-            raise InvalidPayload(path="/patches", reason="expected a list")
-        if changes.patches:
-            check_operation_count(changes.patches)
-        document = {field.name: getattr(changes, field.name) for field in fields(changes)} | {"timestamp": at}
-        text = encode(document, limit=limits.max_staged_bytes, name="max_staged_bytes")
-        if changes.patches:
-            check_staged_patches(changes.patches, limits=limits)
-        return self._backend.steps.stage(session_id, step_id, changes.tool_call_id, text)
+        stage(self._backend, self._given_limits, session_id, step_id, staged)
 
     def get_staged_changes(self, session_id: str, step_id: str) -> list[StagedChanges]:
         """Return the changes staged for a step, in staging order."""
@@ -327,7 +247,7 @@ class StepCalls(StoreCalls):
         step if it is not stored. If the server does not answer for five seconds, it raises `OutcomeUnknown`:
         repeat the call with the ``operation_id`` of that error to find the outcome. Inside the caller's
         ``atomic()`` block, the caller owns the commit.
-        Source: the atomic save and promote of the state store document.
+        Source: `saveStateAndPromoteStaging` of `@helix-agents/store-postgres`.
         """
         write = StepWrite(
             session_id=session_id,
@@ -380,20 +300,9 @@ class WaitingCalls(StoreCalls):
         validation.identifier(session_id, "session_id")
         owner_id = validation.optional_identifier(owner_session_id, "owner_session_id") or session_id
         entries = checked_calls(calls, requested_at=_now(), limits=self.limits)
-        self._require_permissions(entries)
+        require_permissions(self._backend, entries)
         fence = guard(fencing_token=fencing_token)
         self._backend.waiting.add_calls(session_id, entries, owner_id, fence)
-
-    def _require_permissions(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raise `InvalidPayload` for a permission that does not exist. Sends a statement if there is any."""
-        needed = permissions_of(entries)
-        for name in self._backend.waiting.unknown_permissions(list(needed)) if needed else ():
-            raise InvalidPayload(path=needed[name], reason=f"the permission {name} does not exist")
-
-    def _add_checked_calls(self, session_id: str, entries: dict[str, Any], fencing_token: int | None) -> None:
-        """Add calls of this session that a step has checked."""
-        fence = guard(fencing_token=fencing_token)
-        self._backend.waiting.add_calls(session_id, entries, session_id, fence)
 
     def submit_tool_result(
         self,
@@ -437,23 +346,9 @@ class WaitingCalls(StoreCalls):
         )
         return self._submit(session_id, tool_call_id, answer)
 
-    def _submit_default(self, session_id: str, tool_call_id: str, default: Mapping[str, Any]) -> Submission:
-        """Give a call its default answer, which depends on no actor."""
-        answer = checked_answer(**default, limits=self.limits)
-        return self._submit(session_id, tool_call_id, replace(answer, is_default=True))
-
     def _submit(self, session_id: str, tool_call_id: str, answer: Answer) -> Submission:
         validation.arguments(_RULES, session_id=session_id, tool_call_id=tool_call_id)
         return self._backend.waiting.submit_answer(session_id, tool_call_id, answer, submitted_at=_now())
-
-    def _approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, int, ApprovedCall]:
-        """Return the version of the session, the asking and the approved call, for a step.
-
-        Raises `NotApproved`.
-        """
-        return self._backend.waiting.approved_call(
-            session_id, validation.identifier(tool_call_id, "tool_call_id")
-        )
 
     def take_tool_results(
         self, session_id: str, *, expected_version: int | None = None, fencing_token: int | None = None
@@ -506,7 +401,7 @@ class WaitingCalls(StoreCalls):
         validation.identifier(session_id, "session_id")
         limits = self.limits
         calls = {} if pending is None else checked_calls(pending, requested_at=_now(), limits=limits)
-        self._require_permissions(calls)
+        require_permissions(self._backend, calls)
         columns: dict[str, Any] = {
             "status": SessionStatus.PAUSED.value,
             "suspension_kind": suspension_kind(kind, "kind"),
@@ -583,6 +478,130 @@ class WaitingCalls(StoreCalls):
     arequest_interrupt = async_twin(request_interrupt)
     acheck_interrupt = async_twin(check_interrupt)
     aclear_interrupt = async_twin(clear_interrupt)
+
+
+def start_run(
+    backend: Backend,
+    session_id: str,
+    run_id: str | None = None,
+    *,
+    expected_version: int | None = None,
+    fencing_token: int | None = None,
+    start_sequence: int = 0,
+    supersede: bool = False,
+) -> tuple[Run, str | None]:
+    """Start a run, and return it and the id of the run that it has superseded."""
+    run_id = new_id() if run_id is None else run_id
+    validation.arguments(
+        _RUN_RULES,
+        session_id=session_id,
+        run_id=run_id,
+        start_sequence=start_sequence,
+        expected_version=expected_version,
+        fencing_token=fencing_token,
+    )
+    return backend.runs.start_run(
+        session_id,
+        run_id,
+        start_sequence=start_sequence,
+        supersede=bool(supersede),
+        guard=Guard(expected_version, fencing_token),
+    )
+
+
+def update_run(
+    backend: Backend,
+    given_limits: Limits | None,
+    session_id: str,
+    run_id: str,
+    *,
+    status: RunStatus | str,
+    step_count: int | None,
+    completion_reason: str | None,
+    error: Any,
+    fencing_token: int | None,
+    refused: tuple[int, int] | None = None,
+) -> Run:
+    """Update a run, and store the amounts that a budget refused; dollars are whole units."""
+    validation.arguments(
+        _RUN_RULES,
+        status=status,
+        step_count=step_count,
+        completion_reason=completion_reason,
+        session_id=session_id,
+        run_id=run_id,
+        fencing_token=fencing_token,
+    )
+    update = RunUpdate(
+        status=RunStatus(status),
+        step_count=step_count,
+        completion_reason=completion_reason,
+        error=None
+        if error is None
+        else encode(error, limit=conf.limits(given_limits).max_state_bytes, path="/error"),
+        refused_usd=None if refused is None else refused[0],
+        refused_tokens=None if refused is None else refused[1],
+    )
+    return backend.runs.update_run(session_id, run_id, update, Guard(None, fencing_token))
+
+
+def stage(
+    backend: Backend,
+    given_limits: Limits | None,
+    session_id: str,
+    step_id: str,
+    staged: StagedChanges | AnyStagedChanges,
+) -> StagedRow | None:
+    """Stage a change, and return its row if a step of a handle can promote the row without reading it."""
+    changes = staged if isinstance(staged, StagedChanges) else StagedChanges.from_dict(staged)
+    validation.arguments(
+        _STAGING_RULES, session_id=session_id, step_id=step_id, tool_call_id=changes.tool_call_id
+    )
+    limits = conf.limits(given_limits)
+    at = changes.timestamp
+    at = None if at is None else validation.epoch_milliseconds(at, "timestamp")
+    if changes.merge_changes is not None and type(changes.merge_changes) is not dict:
+        raise InvalidPayload(path="/merge_changes", reason="expected a dict")
+    if type(changes.patches) is not list:
+        raise InvalidPayload(path="/patches", reason="expected a list")
+    if changes.patches:
+        check_operation_count(changes.patches)
+    document = {field.name: getattr(changes, field.name) for field in fields(changes)} | {"timestamp": at}
+    text = encode(document, limit=limits.max_staged_bytes, name="max_staged_bytes")
+    if changes.patches:
+        check_staged_patches(changes.patches, limits=limits)
+    return backend.steps.stage(session_id, step_id, changes.tool_call_id, text)
+
+
+def require_permissions(backend: Backend, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise `InvalidPayload` for a permission that does not exist. Sends a statement if there is any."""
+    needed = permissions_of(entries)
+    for name in backend.waiting.unknown_permissions(list(needed)) if needed else ():
+        raise InvalidPayload(path=needed[name], reason=f"the permission {name} does not exist")
+
+
+def add_checked_calls(
+    backend: Backend, session_id: str, entries: dict[str, Any], fencing_token: int | None
+) -> None:
+    """Add calls of this session that a step has checked."""
+    fence = guard(fencing_token=fencing_token)
+    backend.waiting.add_calls(session_id, entries, session_id, fence)
+
+
+def approved_call(backend: Backend, session_id: str, tool_call_id: str) -> tuple[int, int, ApprovedCall]:
+    """Return the version of the session, the asking and the approved call, for a step.
+
+    Raises `NotApproved`.
+    """
+    return backend.waiting.approved_call(session_id, validation.identifier(tool_call_id, "tool_call_id"))
+
+
+def submit_default(
+    store: WaitingCalls, session_id: str, tool_call_id: str, default: Mapping[str, Any]
+) -> Submission:
+    """Give a call its default answer, which depends on no actor."""
+    answer = checked_answer(**default, limits=store.limits)
+    return store._submit(session_id, tool_call_id, replace(answer, is_default=True))
 
 
 def _now() -> int:

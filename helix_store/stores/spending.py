@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from helix_store.budgets import Amounts, Hold, Reservation
+from helix_store.budgets import Amounts, Hold, Reservation, checks_in_commits, renew, reserve, settle
 from helix_store.core import moments, validation
 from helix_store.core.contracts import UsageStore
 from helix_store.core.manager_contracts import HeldLock
@@ -119,7 +119,7 @@ class Spending:
 
         Return the error of a refusal. The turn then holds what it held before.
         """
-        held = self._stores.budgets._reserve(_spender(state), state.session_id, fencing_token or 0, estimate)
+        held = reserve(self._stores.budgets, _spender(state), state.session_id, fencing_token or 0, estimate)
         self._take(held._replace(hold=held.hold or self._held), estimate)
         return held.refusal
 
@@ -147,7 +147,7 @@ class Spending:
         if not self.is_capped:
             return None if record is None else lambda _: record()
         budgets = self._stores.budgets
-        reserves = may_go_on and (any(self.estimate) or budgets._checks_in_commits)
+        reserves = may_go_on and (any(self.estimate) or checks_in_commits(budgets))
         if record is None and self._held is None and not reserves:
             return None
         renew = partial(self._renew, record, state, fencing_token)
@@ -157,7 +157,7 @@ class Spending:
             if goes_on(commit):
                 self._renewed = renew()
             elif self._held is not None:
-                budgets._settle(self._held, record)
+                settle(budgets, self._held, record)
             elif record is not None:
                 record()
 
@@ -171,7 +171,8 @@ class Spending:
         *,
         is_guarded: bool = False,
     ) -> Reservation:
-        return self._stores.budgets._renew(
+        return renew(
+            self._stores.budgets,
             _spender(state),
             state.session_id,
             fencing_token or 0,
@@ -201,7 +202,7 @@ class Spending:
         """Record usage that no commit has recorded, and release the hold."""
         record = self._to_record()
         if self._held is not None:
-            self._stores.budgets._settle(self._held, record)
+            settle(self._stores.budgets, self._held, record)
         elif record is not None:
             record()
         else:

@@ -30,7 +30,15 @@ from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import ConflictError, NotSupportedOnBackend, OutsideTransaction
 from helix_store.items import ITEMS_AGENT_TYPE, ItemLog
 from helix_store.locks import DatabaseLockManager, InMemoryLockManager
-from helix_store.sessions.calls import Backend
+from helix_store.sessions.calls import (
+    Backend,
+    add_checked_calls,
+    approved_call,
+    require_permissions,
+    stage,
+    start_run,
+    update_run,
+)
 from helix_store.sessions.checkpoints import DatabaseCheckpoints
 from helix_store.sessions.effects import DatabaseEffects, End, Entered, Intent, StoredEffect
 from helix_store.sessions.heads import DatabaseSessions
@@ -164,10 +172,10 @@ class OpensSessions(HasStoreSet):
 class StoreBase(StoreSet, OpensSessions):
     """The stores of one database and tenant, and the most common calls."""
 
-    sessions: StateStoreBase
+    sessions: DatabaseStateStore | InMemoryStateStore
 
     @classmethod
-    def _around(cls, sessions: StateStoreBase) -> Self:
+    def _around(cls, sessions: DatabaseStateStore | InMemoryStateStore) -> Self:
         store = cls.__new__(cls)
         store.sessions = sessions
         return store
@@ -182,7 +190,7 @@ class StoreBase(StoreSet, OpensSessions):
 
     @property
     def limits(self) -> Limits:
-        return conf.limits(self.sessions._given_limits)
+        return conf.limits(self.sessions._own_limits)
 
     @takes_session_filters
     def list_sessions(self, **filters: Any) -> SessionPage:
@@ -207,7 +215,7 @@ class StoreBase(StoreSet, OpensSessions):
         A handle passes the changes that it staged and the approvals that it uses, which it has read at the
         expected version. Raises `ConflictError` if any of these changes no longer exists.
         """
-        steps = self.sessions._backend.steps
+        steps = self.sessions._operations.steps
         return step.committed_by(steps.commit, self.limits, keep=conf.checkpoints_keep())
 
     def _announce_waiting(self, session_id: str, root_session_id: str, opened: list[str]) -> None:
@@ -215,28 +223,35 @@ class StoreBase(StoreSet, OpensSessions):
         raise NotImplementedError
 
     def enter(self, session_id: str) -> TurnEntry | None:
-        return self.sessions._backend.sessions.enter(session_id)
+        return self.sessions._operations.sessions.enter(session_id)
 
     def start_run(self, session_id: str, **guard: Any) -> tuple[Run, str | None]:
-        return self.sessions._start_run(session_id, **guard)
+        return start_run(self.sessions._operations, session_id, **guard)
 
     def end_run(self, session_id: str, run_id: str, *, refused: Amounts | None, **update: Any) -> None:
-        self.sessions._update_run(session_id, run_id, refused=refused, **update)
+        update_run(
+            self.sessions._operations,
+            self.sessions._own_limits,
+            session_id,
+            run_id,
+            refused=refused,
+            **update,
+        )
 
     def require_permissions(self, entries: Mapping[str, dict[str, Any]]) -> None:
-        self.sessions._require_permissions(entries)
+        require_permissions(self.sessions._operations, entries)
 
     def record_calls(self, session_id: str, entries: dict[str, Any], fencing_token: int | None) -> None:
-        self.sessions._add_checked_calls(session_id, entries, fencing_token)
+        add_checked_calls(self.sessions._operations, session_id, entries, fencing_token)
 
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, int, ApprovedCall]:
-        return self.sessions._approved_call(session_id, tool_call_id)
+        return approved_call(self.sessions._operations, session_id, tool_call_id)
 
     def enter_effect(self, session_id: str, intent: Intent, fencing_token: int | None) -> Entered:
-        return self.sessions._backend.effects.enter(session_id, intent, Guard(None, fencing_token))
+        return self.sessions._operations.effects.enter(session_id, intent, Guard(None, fencing_token))
 
     def end_effect(self, session_id: str, end: End, fencing_token: int | None) -> None:
-        self.sessions._backend.effects.end(session_id, end, Guard(None, fencing_token))
+        self.sessions._operations.effects.end(session_id, end, Guard(None, fencing_token))
 
     @property
     def _identity(self) -> tuple[object, str]:
@@ -286,7 +301,7 @@ class DatabaseStateStore(OpensSessions, StateStoreBase):
     ``using`` is a database alias, by default the one that the project's routers return for writing sessions.
     Ids are unique within ``tenant``, and other tenants' ids are invisible. Each write is one transaction that
     joins the caller's own ``atomic()`` block, so a step and the caller's rows commit together.
-    Source: the state store of the PostgreSQL store document.
+    Source: the state store of `@helix-agents/store-postgres`.
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "", limits: Limits | None = None) -> None:
@@ -304,6 +319,7 @@ class DatabaseStateStore(OpensSessions, StateStoreBase):
             effects=DatabaseEffects(db),
         )
         super().__init__(backend, tenant=db.tenant, limits=limits)
+        self._operations, self._own_limits = backend, limits
         self._db = db
         self._rows = sessions
 
@@ -407,7 +423,7 @@ class Store(StoreBase):
         return self.sessions._rows.open_step(session_id, step_id, run_id, is_capped=is_capped)
 
     def stage(self, session_id: str, step_id: str, changes: StagedChanges) -> StagedRow | None:
-        return self.sessions._stage(session_id, step_id, changes)
+        return stage(self.sessions._operations, self.sessions._own_limits, session_id, step_id, changes)
 
     def _announce_waiting(self, session_id: str, root_session_id: str, opened: list[str]) -> None:
         announce(
@@ -477,6 +493,7 @@ class InMemoryStateStore(OpensSessions, StateStoreBase):
             effects=MemoryEffects(self._scope),
         )
         super().__init__(backend, tenant=tenant, limits=limits)
+        self._operations, self._own_limits = backend, limits
 
     @property
     def world(self) -> MemoryWorld:

@@ -300,7 +300,7 @@ class ResumableReader:
     ``status`` is the status of the stream when it was last read. Iterating raises `StreamTruncated` if
     pruning or a reset removes unread chunks, and `StreamNotFound` if the stream is deleted.
     The reader holds at most one page of chunks, even if its consumer is slow.
-    Source: the stream manager of the in-memory store document.
+    Source: the stream manager of `@helix-agents/store-memory`.
     """
 
     def __init__(
@@ -402,7 +402,7 @@ class StreamWriter:
     It holds the stream's lease, which every write and `heartbeat` renews: `prune_streams` marks a stream
     whose lease has expired as failed. As an asynchronous context manager it renews the lease in the
     background. If an error occurs inside the block, the lease is left to expire, so that readers are notified
-    unless another writer continues. Source: the stream manager of the in-memory store document.
+    unless another writer continues. Source: the stream manager of `@helix-agents/store-memory`.
     """
 
     def __init__(

@@ -116,15 +116,12 @@ class Gate:
         return self.call(*args, **kwargs)
 
 
-@pytest.mark.parametrize("gated", ["_enter", "_start_run"])
+@pytest.mark.parametrize("gated", ["enter", "start_run"])
 def test_a_task_that_is_cancelled_while_it_enters_leaves_no_lock(gated: str) -> None:
-    class Gated(InMemoryStateStore):
-        pass
-
-    store = Gated()
+    store = InMemoryStateStore()
     session = store.new_session("session", agent_type="agent")
-    gate = Gate(getattr(store, gated))
-    setattr(store, gated, gate)
+    gate = Gate(getattr(session._stores, gated))
+    setattr(session._stores, gated, gate)
     turn = session.turn()
 
     async def enter() -> None:

@@ -511,8 +511,8 @@ Listed = TypeVar("Listed", GraphSession, GraphSessionSummary)
 class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
     """Sessions, messages and checkpoints of graph runtimes in a Django database, with a checkpoint per wave
     of nodes, a namespace per sub-graph, and forks. Its sessions are sessions of agent type ``graph``: a state
-    store loads them, and this store finds the sessions of a state store by their id. Source: the graph
-    checkpoint store document.
+    store loads them, and this store finds the sessions of a state store by their id. Source: the
+    checkpoint store of `@obsku/checkpoint-postgres`.
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
