@@ -15,6 +15,7 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -133,6 +134,8 @@ after_fork(_give_up_inherited)
 _RUNS_A_CALL: Final = SyncToAsync.thread_handler.__code__
 _IS_PARKED: Final = CurrentThreadExecutor.run_until_future.__code__
 
+_LOOKS: Final = 20
+_BETWEEN_LOOKS_SECONDS: Final = 0.01
 _WAITING: Final = ("asyncio", "asgiref", "concurrent.futures", "queue", "selectors", "threading")
 """The modules whose functions a thread is in while it waits for another thread."""
 
@@ -188,12 +191,18 @@ def find_parked_caller() -> CurrentThreadExecutor | None:
     thread = executor._work_thread
     if thread.ident is None or thread is threading.current_thread():
         return None
-    frames = frames_of(thread.ident)
-    for frame in frames:
-        if frame.f_code is _RUNS_A_CALL:
-            return None if waits_in(frames[0]) else executor
-        if frame.f_code is _IS_PARKED:
-            return executor if frame.f_locals.get("self") is executor else None
+    for look in range(_LOOKS):
+        if look:
+            # A thread that works also takes locks, for a moment.
+            time.sleep(_BETWEEN_LOOKS_SECONDS)
+        frames = frames_of(thread.ident)
+        outer = next((each for each in frames if each.f_code in (_RUNS_A_CALL, _IS_PARKED)), None)
+        if outer is None:
+            return None
+        if outer.f_code is _IS_PARKED:
+            return executor if outer.f_locals.get("self") is executor else None
+        if not waits_in(frames[0]):
+            return executor
     return None
 
 
