@@ -89,5 +89,5 @@ APPROVALS: Final = (
         "if False:",
         state("on_an_outdated_state"),
     ),
-    Mutant("approval", "sessions/steps.py", " and not request.uses", "", _USED),
+    Mutant("approval", "sessions/steps.py", " and not step.uses", "", _USED),
 )

@@ -53,7 +53,7 @@ _BUDGET_SQL: Final = "budgets.py"
 
 LEDGERS: Final = (
     # --- Operation ids: what a repeat finds
-    Mutant("operation", _STEPS, "if digest != request.digest():", "if False:", _OPERATIONS),
+    Mutant("operation", _STEPS, "if digest != step.digest():", "if False:", _OPERATIONS),
     Mutant(
         "operation",
         _STEPS,
@@ -64,29 +64,31 @@ LEDGERS: Final = (
     Mutant(
         "operation",
         _STEPS,
-        "request.operation_id is None and not request.uses",
-        "not request.uses",
+        "step.operation_id is None and not step.uses",
+        "not step.uses",
         _OPERATIONS,
     ),
     Mutant(
         "operation",
         _STEPS,
-        "if request.operation_id is not None:\n            Operation",
+        "if step.operation_id is not None:\n            Operation",
         "if False:\n            Operation",
         _OPERATIONS,
     ),
-    Mutant("operation", _STEPS, "request, is_repeat=True)", "request, is_repeat=False)", _LOST_COMMITS),
+    Mutant("operation", _STEPS, "step, is_repeat=True)", "step, is_repeat=False)", _LOST_COMMITS),
     Mutant("operation", _REQUESTS, "            self.encoded.payload,\n", "", _OPERATIONS),
     Mutant("operation", _REQUESTS, "            self.encoded.envelope,\n", "", _OPERATIONS),
-    Mutant("operation", _REQUESTS, "            self.step.step_id,\n", "", _OPERATIONS),
-    Mutant("operation", _REQUESTS, "            str(self.step.stream_sequence),\n", "", _OPERATIONS),
+    Mutant("operation", _REQUESTS, "            self.info.step_id,\n", "", _OPERATIONS),
+    Mutant("operation", _REQUESTS, "            str(self.info.stream_sequence),\n", "", _OPERATIONS),
     Mutant("operation", _REQUESTS, '            self.run_id or "",\n', "", _OPERATIONS),
-    Mutant("operation", _REQUESTS, ", *(message.text for message in self.messages)):", ",):", _OPERATIONS),
+    Mutant(
+        "operation", _REQUESTS, ", *(message.text for message in self.encoded_messages)):", ",):", _OPERATIONS
+    ),
     Mutant("operation", _REQUESTS, 'len(data).to_bytes(8, "big") + data', "data", _OPERATIONS),
     Mutant(
         "operation",
         _MEMORY_STEPS,
-        "operation.digest != request.digest()",
+        "operation.digest != step.digest()",
         "False",
         in_memory("another_payload_under"),
     ),

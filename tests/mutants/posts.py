@@ -63,8 +63,8 @@ POSTS: Final = (
     Mutant(
         "post",
         "sessions/state.py",
-        "if state is None or not has_due_posts:",
-        "if state is None or has_due_posts:",
+        "if self.continued is None or not has_due_posts:",
+        "if self.continued is None or has_due_posts:",
         _GOES_ON + _NOT_DUE,
     ),
     # --- Finding
