@@ -11,8 +11,7 @@ pytest.importorskip(
     "agent_framework", reason="Microsoft Agent Framework is not installed: pip install agent-framework-core"
 )
 
-from agent_framework import Agent, AgentSession, ChatResponse, Content, Message, tool
-from agent_framework._tools import FunctionInvocationLayer
+from agent_framework import Agent, AgentSession, ChatResponse, Content, FunctionInvocationLayer, Message, tool
 from asgiref.sync import async_to_sync
 from django.test.utils import CaptureQueriesContext
 
