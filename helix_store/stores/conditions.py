@@ -335,8 +335,8 @@ def _statement(text: Callable[[Clock, str], str], *, of_all: bool) -> Statement:
     # With the plain column, PostgreSQL may combine the index of the condition with all entries of the tenant
     # in another index: with a million sessions, that took five times as long. Citus needs the plain column to
     # ask a single node. On SQLite, ``+`` has the same effect.
-    tenants = ("s.tenant || '' =", "s.tenant =", "+s.tenant =")
-    postgresql, citus, sqlite = ("" if of_all else f"{each} (SELECT %(tenant)s) AND" for each in tenants)
+    tenants = ("coalesce(s.tenant = {}, false) AND", "s.tenant = {} AND", "+s.tenant = {} AND")
+    postgresql, citus, sqlite = ("" if of_all else each.format("(SELECT %(tenant)s)") for each in tenants)
     return Statement(text(POSTGRESQL, postgresql), text(SQLITE, sqlite), citus=(text(CITUS, citus),))
 
 
