@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from helix_store.budgets import _OWN, BALANCES_OF_KEYS, Amounts
+from helix_store.budgets import _OWN, BALANCES_OF_KEYS, Amounts, reserve
 from helix_store.counters import Spender, Spent, change_counters, keys_of
 from helix_store.engine.database import Database
 from helix_store.stores import Store
@@ -56,7 +56,7 @@ _OF_THE_TENANT: Final = 320
 _CALLS: Final[dict[str, Callable[[World], Callable[[], object]]]] = {
     "budget status": _of_budgets("status", "budget-7"),
     "get_budget": _of_budgets("get_budget", "budget-7"),
-    "check of budgets": _of_budgets("_reserve", _SPENDER, "session-7", 1, Amounts()),
+    "check of budgets": lambda world: partial(reserve, world.budgets, _SPENDER, "session-7", 1, Amounts()),
     "opening of a step with budgets": _opening,
     "lock of counters": _lock_of_counters,
     "hold of an estimate": _hold,
