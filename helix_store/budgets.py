@@ -1141,7 +1141,14 @@ def settle(budgets: BudgetStoreBase, hold: Hold, record: Callable[[], object] | 
 
 
 class DatabaseBudgetStore(BudgetStoreBase):
-    """Budgets in a Django database, for the sessions and the ledger of the same database and tenant."""
+    """Budgets in a Django database, for the sessions and the ledger of the same database and tenant.
+
+    Example::
+
+        budgets = DatabaseBudgetStore(tenant="acme")
+        budgets.set_budget("everything", scope="tenant", period="month", limit_usd=300)
+        print(budgets.status("everything").remaining_usd)
+    """
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
         conf.require_usable_prefix()
@@ -1150,7 +1157,14 @@ class DatabaseBudgetStore(BudgetStoreBase):
 
 
 class InMemoryBudgetStore(BudgetStoreBase):
-    """Budgets in one process, for tests and experiments; pass the ``world`` of the stores that they limit."""
+    """Budgets in one process, for tests and experiments; pass the ``world`` of the stores that they limit.
+
+    Example::
+
+        store = InMemoryStore()
+        budgets = InMemoryBudgetStore(world=store.world)
+        budgets.set_budget("free-plan", scope="user", period="day", limit_usd="0.50")
+    """
 
     def __init__(self, *, tenant: str = "", world: MemoryWorld | None = None) -> None:
         tenant = validation.tenant(tenant)

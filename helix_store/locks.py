@@ -694,6 +694,12 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     Pass ``fencing_token`` to every write that the lock protects: the token stops a former holder that does
     not know that its term is over. Threads may share a lock. Source: the lock manager of
     `@helix-agents/store-postgres`.
+
+    Example::
+
+        with store.locks.wait_acquire("trip", timeout_ms=1_000) as lock, lock.keep_alive():
+            session = store.session("trip", fencing_token=lock.fencing_token)
+            session.say({"role": "assistant", "content": "The train leaves at ten."})
     """
 
     def __init__(
@@ -803,6 +809,12 @@ class DatabaseLockManager(LockManagerBase):
 
     Inside an ``atomic()`` block, `acquire` first locks the row of the session with the same name, without
     waiting. It returns ``None`` while another transaction writes to that session, just as for a held name.
+
+    Example::
+
+        locks = DatabaseLockManager()
+        with locks.wait_acquire("trip", timeout_ms=1_000) as lock:
+            store.session("trip", fencing_token=lock.fencing_token).say({"role": "user", "content": "Hello?"})
     """
 
     def __init__(
@@ -817,6 +829,12 @@ class InMemoryLockManager(LockManagerBase):
     """Locks in one process, with the same contract as locks in the database; for tests and experiments.
 
     An `InMemoryStateStore` with the same ``world`` checks the tokens of these locks.
+
+    Example::
+
+        locks = InMemoryLockManager()
+        with locks.acquire("trip"):
+            print(locks.is_locked("trip"))
     """
 
     def __init__(
@@ -846,6 +864,11 @@ class NoOpLockManager(LockManagerBase):
 
     Arguments are checked. Tokens grow with the clock of this process, so they are larger than the tokens of
     any real locks that a store knows.
+
+    Example::
+
+        with session.turn(locks=NoOpLockManager()) as turn, turn.step() as step:
+            step.say({"role": "assistant", "content": "Only this worker is running."})
     """
 
     def __init__(self, *, tenant: str = "", default_ttl_ms: Duration | None = None) -> None:

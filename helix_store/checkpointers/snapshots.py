@@ -54,7 +54,14 @@ SNAPSHOT_AGENT_TYPE: Final = "snapshot"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta(Serializable):
-    """A listed snapshot, without its payload."""
+    """A listed snapshot, without its payload.
+
+    Example::
+
+        snapshots = SnapshotCheckpointer()
+        snapshots.put("chat-42", {"version": 2, "messages": []})
+        print([(meta.id, meta.size_bytes) for meta in snapshots.list("chat-42")])
+    """
 
     id: str
     thread_id: str
@@ -571,6 +578,14 @@ class Claim:
 
     During the term, and at any time after `done`, a second claim on the snapshot is refused. If the resumer
     dies, the snapshot becomes available again at the end of the term.
+
+    Example::
+
+        snapshots = SnapshotCheckpointer()
+        snapshots.put("chat-42", {"version": 2, "messages": []})
+        if (claim := snapshots.claim("chat-42", owner="worker-1")) is not None:
+            print(claim.snapshot)
+            claim.done()
     """
 
     def __init__(self, backend: SnapshotBackend, term: ClaimTerm, *, ttl_ms: int) -> None:
@@ -730,7 +745,14 @@ class SnapshotCheckpointerBase:
 
 
 class SnapshotCheckpointer(SnapshotCheckpointerBase):
-    """Snapshots in a Django database, in the order of their commits."""
+    """Snapshots in a Django database, in the order of their commits.
+
+    Example::
+
+        snapshots = SnapshotCheckpointer(max_checkpoints_per_thread=10)
+        snapshots.put("chat-42", {"version": 2, "messages": []})
+        print(snapshots.get("chat-42"))
+    """
 
     def __init__(
         self,
@@ -754,6 +776,12 @@ class InMemorySnapshotCheckpointer(SnapshotCheckpointerBase):
     """Snapshots in the memory of this process, with the same contract; for tests and experiments.
 
     With the ``world`` of an `InMemoryStateStore`, its threads are sessions of that store.
+
+    Example::
+
+        snapshots = InMemorySnapshotCheckpointer(max_checkpoints_per_thread=10)
+        snapshots.put("chat-42", {"version": 2, "messages": []})
+        print(snapshots.get("chat-42"))
     """
 
     def __init__(

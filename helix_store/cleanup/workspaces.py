@@ -104,6 +104,11 @@ class CleanupSummary(Counts):
     session whose workspaces are too large to list is marked, and also counts as an error.
     ``errors`` counts sessions, tool calls and sweeps with a problem, ``defaults_applied`` tool calls that got
     their default after their deadline, ``deleted`` deleted sessions, and ``swept`` other apps' rows.
+
+    Example::
+
+        summary = expired_session_cleanup()
+        print(summary.marked, "sessions have expired,", summary.errors, "had a problem")
     """
 
     detected: int = 0
@@ -380,6 +385,12 @@ class StorageWorkspaceProvider:
     Agents may write to these folders. In a local folder a link is never followed, only removed. Folders
     deeper than ``max_depth`` below the session's, and more than ``max_entries`` files and folders, are
     refused.
+
+    Example::
+
+        provider = StorageWorkspaceProvider(InMemoryStorage())
+        provider.storage.save(f"{provider.folder('trip')}/monday.tar", ContentFile(b"..."))
+        expired_session_cleanup(workspace_providers={"disk": provider})
     """
 
     def __init__(

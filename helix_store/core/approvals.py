@@ -75,7 +75,16 @@ def actor_text(text: Any, path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovedCall(Serializable):
-    """A call exactly as it was approved. ``actors`` lists the people who approved it, in order."""
+    """A call exactly as it was approved. ``actors`` lists the people who approved it, in order.
+
+    Example::
+
+        sessions = store.sessions
+        sessions.submit_tool_result("booking", "call-1", approved=True, approval_id="call-1", actor="ada")
+        with sessions.session("booking").turn() as turn, turn.step() as step:
+            call = step.use_approval("call-1")
+        print(call.tool_name, call.input, call.actors)
+    """
 
     tool_name: str
     input: Any

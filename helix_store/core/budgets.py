@@ -39,6 +39,12 @@ class Budget(Serializable):
 
     ``value`` is the session id of a root, a user id or an agent type. Without it, each user or each agent
     type has a budget of this size. A limit that is ``None`` caps nothing.
+
+    Example::
+
+        store.budgets.set_budget("free-plan", scope="user", period="day", limit_usd="0.50")
+        for budget in store.budgets.list_budgets():
+            print(budget.name, budget.scope, budget.limit_usd)
     """
 
     name: str
@@ -57,6 +63,12 @@ class BudgetStatus(Serializable):
 
     The remainder of a limit is never negative; it is ``None`` if there is no such limit. A total has no
     ``period_start`` and no ``resets_at``.
+
+    Example::
+
+        store.budgets.set_budget("free-plan", scope="user", period="day", limit_tokens=10_000)
+        status = store.budgets.status("free-plan", value="ada")
+        print(status.remaining_tokens, "tokens are left until", status.resets_at)
     """
 
     name: str

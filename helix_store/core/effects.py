@@ -24,6 +24,11 @@ class Effect(Serializable):
     effect whose worker has started it and is gone. ``attempt`` counts from 1. ``actors`` are the people who
     have approved the effect, and the one who has settled it. ``error`` is the exception of the last attempt
     as in a `Run`, or ``{"reason": …}`` for an effect that was not done.
+
+    Example::
+
+        for effect in store.sessions.list_effects("trip"):
+            print(effect.tool_name, effect.state, effect.attempt, effect.result)
     """
 
     session_id: str
@@ -56,6 +61,15 @@ the service cannot tell.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectPage(Serializable, Page[Effect]):
+    """One page of a session's effects, in the order in which they were first entered.
+
+    Example::
+
+        page = store.sessions.list_effects("trip", states=["unknown"], limit=20)
+        for effect in page:
+            print(effect.id, effect.tool_name, effect.error)
+    """
+
     items: list[Effect]
     next_cursor: str | None
 

@@ -63,6 +63,11 @@ class Limits:
 
     ``max_waiting_posts`` is the number of posts that may wait in one session, and ``max_effects`` the number
     of effects of one session.
+
+    Example::
+
+        sessions = DatabaseStateStore(limits=Limits(max_message_bytes=64 * 1024))
+        sessions.append_messages("trip", [{"role": "user", "content": "A short message."}])
     """
 
     max_state_bytes: int = 8 * _MIB

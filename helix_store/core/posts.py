@@ -23,6 +23,11 @@ class Post(Serializable):
     """A message on its way into a session; ``message`` is ``None`` once it has been received or withdrawn.
 
     ``position`` is the index, counted from 0, that the message got in the history when it was received.
+
+    Example::
+
+        post = session.post({"role": "user", "content": "By train, please."}, key="form-7", author="ada")
+        print(post.state, post.sequence, post.author)
     """
 
     post_id: str
@@ -40,7 +45,14 @@ class Post(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuePost(Serializable):
-    """A session with due posts: their number, and the time at which the first of them became due."""
+    """A session with due posts: their number, and the time at which the first of them became due.
+
+    Example::
+
+        session.post({"role": "user", "content": "By train, please."})
+        for due in store.sessions.find_due_posts():
+            print(due.session_id, due.count, due.due_at)
+    """
 
     session_id: str
     due_at: datetime
@@ -49,6 +61,15 @@ class DuePost(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostPage(Serializable, Page[Post]):
+    """One page of a session's posts, by sequence.
+
+    Example::
+
+        session.post({"role": "user", "content": "By train, please."})
+        for post in session.posts():
+            print(post.post_id, post.message)
+    """
+
     items: list[Post]
     next_cursor: str | None
 

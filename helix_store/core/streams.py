@@ -64,7 +64,16 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk(Serializable):
-    """A chunk and its position in the stream; the first sequence is 1."""
+    """A chunk and its position in the stream; the first sequence is 1.
+
+    Example::
+
+        writer = await store.streams.create_writer("advice", "run-1", "travel")
+        await writer.write({"type": "text_delta", "delta": "Take the early train."})
+        await store.streams.end_stream("advice")
+        async for stored in await store.streams.create_resumable_reader("advice"):
+            print(stored.sequence, stored.chunk["delta"])
+    """
 
     chunk: dict[str, Any]
     sequence: int
@@ -76,6 +85,12 @@ class StreamInfo(Serializable):
     ``last_sequence``.
 
     ``run_id`` and ``agent_name`` belong to the newest writer.
+
+    Example::
+
+        await store.streams.create_writer("advice", "run-1", "travel")
+        info = await store.streams.get_info("advice")
+        print(info.status, info.chunk_count, info.last_sequence)
     """
 
     stream_id: str

@@ -95,6 +95,16 @@ UNSET: Final = Unset()
 
 
 class SessionStatus(StrEnum):
+    """The status of a session. ``is_terminal`` is true if the session has ended.
+
+    Example::
+
+        if session.load().status is SessionStatus.PAUSED:
+            print("The session waits for an answer.")
+        for head in store.list_sessions(status=SessionStatus.FAILED):
+            print(head.session_id, head.failure_reason)
+    """
+
     ACTIVE = "active"
     RUNNING = "running"
     PAUSED = "paused"
@@ -112,6 +122,15 @@ NON_TERMINAL_STATUSES: Final = tuple(status for status in SessionStatus if not s
 
 
 class RunStatus(StrEnum):
+    """The status of a run.
+
+    Example::
+
+        for run in store.sessions.list_runs("trip"):
+            if run.status is RunStatus.FAILED:
+                print(run.run_id, run.error)
+    """
+
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -133,11 +152,27 @@ SUSPENDED_STATUSES: Final = (
 
 
 class SessionMode(StrEnum):
+    """The mode of a session, which is written only once.
+
+    Example::
+
+        session = store.new_session("assistant", agent_type="support", mode=SessionMode.PERSISTENT)
+        print(session.load().mode)
+    """
+
     STANDARD = "standard"
     PERSISTENT = "persistent"
 
 
 class UsageKind(StrEnum):
+    """The kind of an entry in the usage ledger.
+
+    Example::
+
+        for entry in store.usage.get_entries("trip", kinds=UsageKind.TOKENS):
+            print(entry.model, entry.tokens)
+    """
+
     TOKENS = "tokens"
     TOOL = "tool"
     SUBAGENT = "subagent"
@@ -145,6 +180,15 @@ class UsageKind(StrEnum):
 
 
 class StreamStatus(StrEnum):
+    """The status of a stream.
+
+    Example::
+
+        await store.streams.create_writer("advice", "run-1", "travel")
+        info = await store.streams.get_info("advice")
+        print(info.status is StreamStatus.ACTIVE)
+    """
+
     ACTIVE = "active"
     PAUSED = "paused"
     ENDED = "ended"
@@ -152,6 +196,15 @@ class StreamStatus(StrEnum):
 
 
 class CheckpointSource(StrEnum):
+    """The reason for which a graph checkpoint was saved.
+
+    Example::
+
+        graphs = GraphCheckpointStore()
+        checkpoint = graphs.save_checkpoint("trip", step=0, node_results={}, source=CheckpointSource.INPUT)
+        print(graphs.fork(checkpoint.checkpoint_id).session_id)
+    """
+
     INPUT = "input"
     LOOP = "loop"
     INTERRUPT = "interrupt"
@@ -198,6 +251,12 @@ class SessionState(_WithLoaded):
 
     The store sets ``version``, ``message_count``, ``created_at`` and ``updated_at``; a save ignores their
     values in the given state. ``expires_at`` is epoch milliseconds.
+
+    Example::
+
+        state = store.sessions.load_state("trip")
+        state.custom_state["seat"] = "12A"
+        store.sessions.save_state("trip", state, expected_version=state.version)
     """
 
     session_id: str
@@ -237,7 +296,13 @@ class SessionState(_WithLoaded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionHead(Serializable):
-    """A session in a list: a `SessionState` without the payloads."""
+    """A session in a list: a `SessionState` without the payloads.
+
+    Example::
+
+        for head in store.list_sessions(agent_type="planner"):
+            print(head.session_id, head.status, head.title, head.updated_at)
+    """
 
     session_id: str
     agent_type: str
@@ -266,7 +331,14 @@ class SessionHead(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChange(Serializable):
-    """The result of a successful compare-and-set."""
+    """The result of a successful compare-and-set.
+
+    Example::
+
+        result = store.sessions.compare_and_set_status("trip", ["active"], "paused")
+        if result.ok:
+            print("paused at version", result.new_version)
+    """
 
     new_version: int
     ok: Literal[True] = True
@@ -277,7 +349,14 @@ class StatusChange(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusConflict(Serializable):
-    """The result of a failed compare-and-set, with the current status and version."""
+    """The result of a failed compare-and-set, with the current status and version.
+
+    Example::
+
+        result = store.sessions.compare_and_set_status("trip", ["paused"], "active")
+        if not result.ok:
+            print("the session is", result.current_status, "at version", result.current_version)
+    """
 
     current_status: SessionStatus
     current_version: int
@@ -292,6 +371,15 @@ class StatusConflict(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class StepInfo(Serializable):
+    """The id and the number of a step. A reader of the session's stream continues after ``stream_sequence``.
+
+    Example::
+
+        state = store.sessions.load_state("trip")
+        info = StepInfo(step_id="step-2", step_count=state.step_count + 1)
+        store.sessions.save_state_and_promote_staging("trip", state, [], info, expected_version=state.version)
+    """
+
     step_id: str
     step_count: int
     stream_sequence: int = 0
@@ -299,7 +387,14 @@ class StepInfo(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class StepCommit(Serializable):
-    """``received`` contains the messages of posts that the commit received."""
+    """``received`` contains the messages of posts that the commit received.
+
+    Example::
+
+        with session.step() as step:
+            step.say({"role": "assistant", "content": "You have seat 12A."})
+        print(step.commit.checkpoint_id, step.commit.new_version)
+    """
 
     checkpoint_id: str
     new_version: int
@@ -311,6 +406,12 @@ class StagedChanges(Serializable):
     """The changes of one tool call to ``custom_state``. If both forms are given, only patches are applied.
 
     ``timestamp`` is epoch milliseconds. It does not decide the order: changes are applied in staging order.
+
+    Example::
+
+        changes = StagedChanges(tool_call_id="call-1", merge_changes={"seat": "12A"})
+        store.sessions.stage_changes("trip", "step-2", changes)
+        store.sessions.promote_staging("trip", "step-2")
     """
 
     tool_call_id: str
@@ -336,7 +437,14 @@ class CheckpointHead(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(CheckpointHead):
-    """The result of a step: the state, and ``message_count``, the number of messages that it includes."""
+    """The result of a step: the state, and ``message_count``, the number of messages that it includes.
+
+    Example::
+
+        checkpoint = store.sessions.get_latest_checkpoint("trip")
+        if checkpoint is not None:
+            print(checkpoint.step_count, checkpoint.message_count, checkpoint.state.custom_state)
+    """
 
     state: SessionState
 
@@ -346,7 +454,13 @@ class Checkpoint(CheckpointHead):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Serializable):
-    """One turn of a session."""
+    """One turn of a session.
+
+    Example::
+
+        run = store.sessions.list_runs("trip")[0]
+        print(run.turn, run.status, run.step_count, run.error)
+    """
 
     run_id: str
     session_id: str
@@ -362,7 +476,14 @@ class Run(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubSessionRef(Serializable):
-    """A sub-agent that a session started. ``location`` cannot be changed."""
+    """A sub-agent that a session started. ``location`` cannot be changed.
+
+    Example::
+
+        store.new_session("hotels", agent_type="searcher", parent_session_id="trip")
+        ref = SubSessionRef(sub_session_id="hotels", agent_type="searcher", parent_tool_call_id="call-1")
+        store.sessions.add_sub_session_refs("trip", [ref])
+    """
 
     sub_session_id: str
     agent_type: str
@@ -376,7 +497,14 @@ class SubSessionRef(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptRequest(Serializable):
-    """A stored request to stop a session, which can then continue (``interrupt``) or not (``abort``)."""
+    """A stored request to stop a session, which can then continue (``interrupt``) or not (``abort``).
+
+    Example::
+
+        store.sessions.request_interrupt("trip", reason="the user pressed stop")
+        if (request := store.sessions.check_interrupt("trip")) is not None:
+            print(request.kind, request.reason)
+    """
 
     session_id: str
     kind: InterruptKind
@@ -405,7 +533,14 @@ STORED_ANSWERS: Final = frozenset({SubmissionOutcome.ACCEPTED, SubmissionOutcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission(Serializable):
-    """The result of an answer. ``session_id`` is the session that owns the call, if there is one."""
+    """The result of an answer. ``session_id`` is the session that owns the call, if there is one.
+
+    Example::
+
+        sessions = store.sessions
+        submission = sessions.submit_tool_result("booking", "call-1", approved=True, approval_id="call-1")
+        print(submission.outcome, submission.session_id)
+    """
 
     outcome: SubmissionOutcome
     tool_call_id: str
@@ -415,7 +550,14 @@ class Submission(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingToolCall(Serializable):
-    """A tool call without an answer. ``deadline`` is epoch milliseconds."""
+    """A tool call without an answer. ``deadline`` is epoch milliseconds.
+
+    Example::
+
+        now = datetime.now(UTC)
+        for call in store.sessions.find_expired_pending(now=now + timedelta(days=1)):
+            print(call.session_id, call.tool_name, "must be answered within a day")
+    """
 
     session_id: str
     tool_call_id: str
@@ -430,7 +572,15 @@ class PendingToolCall(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPage(Serializable, Page[SessionHead]):
-    """``total`` is ``None`` if the list was queried with ``count=False``."""
+    """``total`` is ``None`` if the list was queried with ``count=False``.
+
+    Example::
+
+        page = store.list_sessions(user_id="ada", limit=20)
+        print(page.total, [head.session_id for head in page])
+        if page.has_more:
+            page = store.list_sessions(user_id="ada", limit=20, cursor=page.next_cursor)
+    """
 
     sessions: list[SessionHead]
     total: int | None
@@ -442,6 +592,15 @@ class SessionPage(Serializable, Page[SessionHead]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePage(Serializable, Page[Message]):
+    """One page of a session's messages.
+
+    Example::
+
+        page = store.sessions.get_messages("trip", order="desc", limit=10)
+        for message in page:
+            print(message["role"], message["content"])
+    """
+
     messages: list[Message]
     total: int
     has_more: bool
@@ -449,6 +608,15 @@ class MessagePage(Serializable, Page[Message]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPage(Serializable, Page[CheckpointHead]):
+    """One page of a session's checkpoints, newest first, without their states.
+
+    Example::
+
+        page = session.checkpoints()
+        print(page.total, "checkpoints")
+        print([checkpoint.step_count for checkpoint in page])
+    """
+
     items: list[CheckpointHead]
     next_cursor: str | None
     total: int
@@ -461,7 +629,14 @@ def as_value(cls: type[T], value: T | Mapping[str, Any]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockInfo(Serializable):
-    """A held lock."""
+    """A held lock.
+
+    Example::
+
+        with session.turn():
+            for held in store.locks.get_active_locks():
+                print(held.name, held.owner, held.expires_at)
+    """
 
     name: str
     owner: str

@@ -109,6 +109,11 @@ class UsageEntry(Serializable):
     Further fields by ``kind``: ``model`` and ``tokens`` of tokens; ``tool_name``, ``success`` and
     ``duration_ms`` of a tool; ``agent_type``, ``sub_session_id``, ``success`` and ``duration_ms`` of a
     sub-agent; ``type``, ``name``, ``amount`` and optionally ``unit`` of a custom entry.
+
+    Example::
+
+        (entry,) = store.usage.get_entries("trip")
+        print(entry.kind, entry.model, entry.tokens.total, entry.cost_usd)
     """
 
     kind: UsageKind
@@ -134,7 +139,14 @@ class UsageEntry(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsagePage(Serializable, Page[UsageEntry]):
-    """``total`` is ``None`` if the list was queried with ``count=False``."""
+    """``total`` is ``None`` if the list was queried with ``count=False``.
+
+    Example::
+
+        page = store.usage.query_usage(user_id="ada", limit=20)
+        for entry in page:
+            print(entry.kind, entry.session_id, entry.cost_usd)
+    """
 
     entries: list[UsageEntry]
     total: int | None
@@ -175,6 +187,12 @@ class UsageRollup(Serializable):
 
     The keys of ``sub_agents`` are agent types; the keys of ``custom`` are types and names. ``cost_usd`` is
     the sum of the known costs. ``session_count`` includes sessions without entries.
+
+    Example::
+
+        rollup = session.usage(tree=True)
+        if rollup is not None:
+            print(rollup.tokens.total, rollup.tokens_by_model, rollup.cost_usd)
     """
 
     tokens: TokenCounts
@@ -207,7 +225,14 @@ class UsageGrouping(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageBucket(Serializable):
-    """The usage of one group in one bucket; ``group`` is ``None`` for entries without a value to group by."""
+    """The usage of one group in one bucket; ``group`` is ``None`` for entries without a value to group by.
+
+    Example::
+
+        now = datetime.now(UTC)
+        for bucket in store.usage.timeseries(date_from=now - timedelta(days=7), date_to=now):
+            print(bucket.start, bucket.tokens.total, bucket.cost_usd)
+    """
 
     start: datetime
     group: str | None

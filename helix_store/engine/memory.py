@@ -53,6 +53,12 @@ class MemoryWorld:
     """An in-memory database: stores and managers that share one see each other's data.
 
     Every write holds ``lock`` from start to end, so there is one transaction at a time.
+
+    Example::
+
+        world = MemoryWorld()
+        InMemoryStore(world=world).new_session("order", agent_type="support")
+        print(InMemoryStore(world=world).session("order").load().status)
     """
 
     def __init__(self) -> None:

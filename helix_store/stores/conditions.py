@@ -78,6 +78,11 @@ class StuckSession(Serializable):
 
     ``detail`` is the class of the error, the name of the budget, the id of the effect, or the names of the
     tools that wait, or what an adapter waits for. ``run_id`` is the run that has stopped.
+
+    Example::
+
+        for stuck in store.find_stuck(older_than=timedelta(hours=1)):
+            print(stuck.session_id, stuck.condition, stuck.since, stuck.detail)
     """
 
     session_id: str

@@ -264,6 +264,12 @@ class Step(NotCopied, BothContexts):
     The commit passes the loaded version and the handle's fence, so it raises `StaleStateError` or
     `FencedOutError` if somebody else has written since. An exception in the block commits nothing, discards
     the step's staged changes, and propagates. A step can be used only once.
+
+    Example::
+
+        with session.step() as step:
+            step.state.custom_state["seat"] = "12A"
+            step.say({"role": "assistant", "content": "You have seat 12A."})
     """
 
     def __init__(

@@ -77,6 +77,12 @@ class SessionHandle(SessionHandleBase):
 
     Every write carries ``fencing_token``. The store is any `StateStore`, from this package or a third party;
     the handle makes only its public calls.
+
+    Example::
+
+        session = store.session("trip")
+        session.say({"role": "user", "content": "By train, please."})
+        print(session.load().status, len(session.messages()))
     """
 
     def step(
@@ -302,6 +308,12 @@ class DatabaseStateStore(OpensSessions, StateStoreBase):
     Ids are unique within ``tenant``, and other tenants' ids are invisible. Each write is one transaction that
     joins the caller's own ``atomic()`` block, so a step and the caller's rows commit together.
     Source: the state store of `@helix-agents/store-postgres`.
+
+    Example::
+
+        sessions = DatabaseStateStore(tenant="acme")
+        sessions.create_session("order", agent_type="support", user_id="ada")
+        sessions.append_messages("order", [{"role": "user", "content": "Where is my order?"}])
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "", limits: Limits | None = None) -> None:
@@ -338,6 +350,13 @@ class Store(StoreBase):
 
     ``using`` is a database alias, by default the one that the project's routers return for writing sessions.
     A store is cheap to create and holds no connection. Stores of the same database and tenant are equal.
+
+    Example::
+
+        store = Store()
+        session = store.new_session("order", agent_type="support", user_id="ada")
+        with session.turn() as turn, turn.step() as step:
+            step.say({"role": "assistant", "content": "Your order arrives tomorrow."})
     """
 
     sessions: DatabaseStateStore
@@ -475,6 +494,12 @@ class InMemoryStateStore(OpensSessions, StateStoreBase):
     """Sessions in the memory of this process, as in the database store; for tests and experiments.
 
     Stores with the same ``world`` share their data; by default each store gets a new one.
+
+    Example::
+
+        sessions = InMemoryStateStore()
+        sessions.create_session("order", agent_type="support")
+        print(sessions.load_state("order").status)
     """
 
     def __init__(
@@ -525,6 +550,12 @@ class InMemoryStore(StoreBase):
 
     Stores with the same ``world`` share their data; by default each store gets a new one. Stores of the same
     world and tenant are equal.
+
+    Example::
+
+        store = InMemoryStore()
+        session = store.new_session("order", agent_type="support")
+        session.say({"role": "user", "content": "Where is my order?"})
     """
 
     sessions: InMemoryStateStore

@@ -73,6 +73,14 @@ class Turn(NotCopied, BothContexts):
     posts, and starts a run that supersedes the run of a worker that died. If the session has ended, is still
     waiting or is at rest, the turn is not active and has no run. Leaving ends the run according to the stored
     state and releases the lock.
+
+    Example::
+
+        with session.turn() as turn:
+            while turn.is_active:
+                with turn.step() as step:
+                    step.say({"role": "assistant", "content": f"You said: {turn.messages()[-1]['content']}"})
+                    step.end_turn()
     """
 
     def __init__(

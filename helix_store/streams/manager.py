@@ -403,6 +403,12 @@ class StreamWriter:
     whose lease has expired as failed. As an asynchronous context manager it renews the lease in the
     background. If an error occurs inside the block, the lease is left to expire, so that readers are notified
     unless another writer continues. Source: the stream manager of `@helix-agents/store-memory`.
+
+    Example::
+
+        async with await store.streams.create_writer("advice", "run-1", "travel") as writer:
+            await writer.write({"type": "text_delta", "delta": "Take the "})
+            await writer.write_many([{"type": "text_delta", "delta": word} for word in ("early ", "train.")])
     """
 
     def __init__(
@@ -677,6 +683,13 @@ class DatabaseStreamManager(StreamManagerBase):
     seconds. ``retention`` is the time for which the chunks of a stream are kept after its end; without it,
     they are kept until they are pruned by age. PostgreSQL wakes readers with NOTIFY, and polling finds what a
     notification misses.
+
+    Example::
+
+        streams = DatabaseStreamManager()
+        async with await streams.create_writer("advice", "run-1", "travel") as writer:
+            await writer.write({"type": "text_delta", "delta": "Take the early train."})
+        await streams.end_stream("advice")
     """
 
     def __init__(
@@ -704,6 +717,13 @@ class InMemoryStreamManager(StreamManagerBase):
     """Streams in the memory of one process, with the contract of the database streams; for tests.
 
     With the ``world`` of an `InMemoryLockManager` it checks the fencing tokens of that manager.
+
+    Example::
+
+        streams = InMemoryStreamManager()
+        writer = await streams.create_writer("advice", "run-1", "travel")
+        await writer.write({"type": "text_delta", "delta": "Take the early train."})
+        await writer.close()
     """
 
     def __init__(

@@ -598,6 +598,12 @@ class DatabaseUsageStore(UsageStoreBase):
 
     Pass the ``using`` and ``tenant`` of the state store that has the sessions. Entries are deleted with their
     session unless ``keep_usage`` is set. There is no counter row, so recordings do not wait for each other.
+
+    Example::
+
+        usage = DatabaseUsageStore()
+        page = usage.query_usage(user_id="ada", kinds="tokens")
+        print([(entry.session_id, entry.model, entry.tokens) for entry in page])
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
@@ -612,6 +618,12 @@ class InMemoryUsageStore(UsageStoreBase):
     With the ``world`` of an `InMemoryStateStore`, it follows the contract of the database store: an entry for
     an unknown session is refused. Without a ``world`` it accepts entries of any session, finds sub-agents by
     the entries of kind ``subagent``, and reads the agent type from a source of type ``agent``.
+
+    Example::
+
+        store = InMemoryStore()
+        store.new_session("order", agent_type="support")
+        print(InMemoryUsageStore(world=store.world).get_rollup("order"))
     """
 
     def __init__(self, *, tenant: str = "", world: MemoryWorld | None = None) -> None:

@@ -513,6 +513,12 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
     of nodes, a namespace per sub-graph, and forks. Its sessions are sessions of agent type ``graph``: a state
     store loads them, and this store finds the sessions of a state store by their id. Source: the
     checkpoint store of `@obsku/checkpoint-postgres`.
+
+    Example::
+
+        graphs = GraphCheckpointStore()
+        scan = graphs.create_session("./project", title="Security scan")
+        graphs.save_checkpoint(scan.session_id, step=0, node_results={"plan": {"status": "completed"}})
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:

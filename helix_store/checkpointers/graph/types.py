@@ -83,6 +83,15 @@ class _WithTypedValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSession(_WithTypedValues):
+    """A session of a graph runtime. The values in ``metadata`` keep their types.
+
+    Example::
+
+        graphs = GraphCheckpointStore()
+        scan = graphs.create_session("./project", title="Security scan", metadata={"due": date(2026, 12, 24)})
+        print(graphs.get_session(scan.session_id).metadata["due"].year)
+    """
+
     session_id: str
     directory: str
     title: str | None
@@ -94,7 +103,14 @@ class GraphSession(_WithTypedValues):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage(_WithTypedValues):
-    """A message as it was written; ``id`` increases in append order."""
+    """A message as it was written; ``id`` increases in append order.
+
+    Example::
+
+        graphs = GraphCheckpointStore()
+        message = graphs.add_message("trip", role="user", content="Scan example.com", tokens_in=12)
+        print(message.id, message.content, message.created_at)
+    """
 
     id: int
     session_id: str
@@ -112,6 +128,13 @@ class GraphCheckpoint(_WithTypedValues):
     """The progress of a graph after one wave of nodes.
 
     The ``parent_id`` of a fork is the id of the original in the other session, even after that is deleted.
+
+    Example::
+
+        graphs = GraphCheckpointStore()
+        graphs.save_checkpoint("trip", step=0, pending_nodes=["scan"])
+        checkpoint = graphs.get_latest_checkpoint("trip")
+        print(checkpoint.version, checkpoint.pending_nodes)
     """
 
     checkpoint_id: str

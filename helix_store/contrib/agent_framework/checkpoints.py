@@ -44,6 +44,13 @@ class DjangoCheckpointStorage(CheckpointStorage):
     The framework writes values that JSON cannot represent as pickles. They are read only with its restricted
     reader, which creates objects of the framework's own types, of types that the application registers with
     ``register_checkpoint_type``, and of ``allowed_checkpoint_types`` (``"module:qualname"``).
+
+    Example::
+
+        offer = f"{Offer.__module__}:{Offer.__qualname__}"
+        storage = DjangoCheckpointStorage("lisbon", user_id="ada", allowed_checkpoint_types=[offer])
+        await workflow.run("Lisbon", checkpoint_storage=storage)
+        latest = await storage.get_latest(workflow_name=workflow.name)
     """
 
     def __init__(

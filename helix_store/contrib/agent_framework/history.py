@@ -46,6 +46,12 @@ class DjangoHistoryProvider(HistoryProvider):
     a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. An erased
     session is not created again, which raises `SessionErased`, unless ``recreate`` is True. The other
     options are the same as for the framework's providers.
+
+    Example::
+
+        history = DjangoHistoryProvider(user_id="ada")
+        agent = Agent(client=client, tools=[weather], context_providers=[history])
+        await agent.run("How is Lisbon?", session=AgentSession(session_id="lisbon"))
     """
 
     DEFAULT_SOURCE_ID: Final = "helix_store"

@@ -36,6 +36,12 @@ class DjangoAgentSessions(SessionStore):
     `ConflictError`. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a
     larger one. An erased session is not created again, which raises `SessionErased`, unless ``recreate`` is
     True.
+
+    Example::
+
+        sessions = DjangoAgentSessions(user_id="ada")
+        await sessions.set("lisbon", AgentSession(session_id="lisbon"))
+        session = await sessions.get("lisbon")
     """
 
     def __init__(

@@ -20,6 +20,16 @@ class Chat(Driver):
     the signed-in user, and everybody else gets 401. ``may_run(request)`` returns true, false (403) or seconds
     (429). ``runner(session_id, using, tenant)`` has `drive` called, by default in a thread of this process.
     ``title`` is a function of the first message.
+
+    Example::
+
+        def answer(turn, out):
+            while turn.is_active:
+                with turn.step() as step:
+                    out.text("Hello!")
+                    step.end_turn()
+
+        urlpatterns = [path("chat/", Chat("support", answer).urls)]
     """
 
     @property

@@ -314,6 +314,12 @@ class DjangoClaudeSessions(SessionStore):
     another user. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger
     one. An erased session is not created again, which raises `SessionErased`, unless ``recreate`` is True.
     Needs asyncio. Calls raise the errors of helix_store.
+
+    Example::
+
+        sessions = DjangoClaudeSessions(user_id="ada")
+        options = ClaudeAgentOptions(session_store=sessions, cwd="/srv/app")
+        print(await list_sessions_from_store(sessions, directory="/srv/app"))
     """
 
     def __init__(

@@ -67,6 +67,12 @@ class DjangoSessionService(BaseSessionService):
     a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. If a write is
     cancelled, the caller is told after its transaction has ended. An erased session, or the erased state of a
     user, is not created again, which raises `SessionErased`, unless ``recreate`` is True.
+
+    Example::
+
+        service = DjangoSessionService()
+        runner = Runner(app_name="travel", agent=agent, session_service=service)
+        await service.create_session(app_name="travel", user_id="ada", session_id="lisbon")
     """
 
     def __init__(

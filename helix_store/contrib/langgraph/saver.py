@@ -461,6 +461,12 @@ class DjangoSaver(AcceptsLifecycle, BaseCheckpointSaver[str]):
     transaction of its thread. Calls from the threads of ``graph.invoke`` cannot: inside ``atomic()`` they
     raise `OutsideTransaction`, whereas ``async_to_sync(graph.ainvoke)`` joins. If a task is cancelled during
     a write, it is told after the write has finished.
+
+    Example::
+
+        graph = builder.compile(checkpointer=DjangoSaver())
+        config = {"configurable": {"thread_id": "kyoto"}, "metadata": {"user_id": "ada"}}
+        graph.invoke({"messages": [("user", "To Kyoto, please.")]}, config)
     """
 
     def __init__(

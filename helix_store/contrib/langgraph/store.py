@@ -65,6 +65,12 @@ class DjangoStore(AcceptsLifecycle, BaseStore):
 
     Each batch reads first and then writes, and its writes are one transaction. Safe for any number of
     threads. Calls raise the errors of `helix_store.exceptions`, and LangGraph's ``InvalidNamespaceError``.
+
+    Example::
+
+        memory = DjangoStore(ttl={"default_ttl": 60 * 24 * 30})
+        memory.put(("users", "ada"), "diet", {"food": "vegetarian"})
+        print([item.value for item in memory.search(("users",))])
     """
 
     supports_ttl = True

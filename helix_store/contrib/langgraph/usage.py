@@ -73,6 +73,12 @@ class UsageRecorder(BaseCallbackHandler):
     logs a warning to the logger ``langchain_core.callbacks.manager``. Set ``raise_error`` to raise it. The
     session of an erased thread is not created again, unless ``recreate`` is True. An async graph in the
     caller's transaction records in that transaction.
+
+    Example::
+
+        graph = builder.compile(checkpointer=DjangoSaver())
+        config = {"configurable": {"thread_id": "kyoto"}, "callbacks": [UsageRecorder()]}
+        graph.invoke({"messages": [("user", "To Kyoto, please.")]}, config)
     """
 
     # Most events are ends of chains and retrievers, which do not report usage.

@@ -101,6 +101,13 @@ class StoredRunState:
     """A stored run. ``owner`` is the user who may answer it, ``claim_owner`` the newest resumer.
 
     In the result of `RunStateStore.waiting`, ``text`` is ``None``.
+
+    Example::
+
+        states = RunStateStore()
+        waiting = await Runner.run(banker, "Send 5 dollars to Bob")
+        await states.asave("chat-1", waiting.to_state(), owner="ada")
+        print([(stored.state_id, stored.owner) for stored in await states.awaiting("chat-1")])
     """
 
     session_id: str
@@ -121,6 +128,13 @@ class RunStateStore:
     contain credentials; anyone who can read the table can read them. A save sets ``user_id`` as the user of a
     session without one, and raises `ConflictError` if the session belongs to another user. An erased session
     is not created again, which raises `SessionErased`, unless ``recreate`` is True.
+
+    Example::
+
+        states = RunStateStore()
+        waiting = await Runner.run(banker, "Send 5 dollars to Bob")
+        state_id = await states.asave("chat-1", waiting.to_state(), owner="ada")
+        claim = await states.aclaim("chat-1", state_id, resumer="worker-1", owner="ada")
     """
 
     def __init__(
@@ -244,7 +258,18 @@ class RunStateStore:
 
 @dataclass(eq=False, repr=False, slots=True)
 class RunStateClaim:
-    """The right to resume one run. If the resumer dies, the run can be claimed after the term."""
+    """The right to resume one run. If the resumer dies, the run can be claimed after the term.
+
+    Example::
+
+        states = RunStateStore()
+        waiting = await Runner.run(banker, "Send 5 dollars to Bob")
+        state_id = await states.asave("chat-1", waiting.to_state())
+        claim = await states.aclaim("chat-1", state_id, resumer="worker-1")
+        if claim is not None:
+            state = await RunState.from_string(banker, claim.text)
+            await claim.adone()
+    """
 
     _store: RunStateStore
     session_id: str

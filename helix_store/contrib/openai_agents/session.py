@@ -168,6 +168,12 @@ class DjangoSession:
     Each branch of the conversation is a lane of the session. ``branch`` is the branch to begin with; the
     current one belongs to the object, not to the stored session. A turn begins with a user message. The calls
     on branches have the names of the SDK's ``AdvancedSQLiteSession``.
+
+    Example::
+
+        session = DjangoSession("chat-1", user_id="ada")
+        result = await Runner.run(agent, "What is the capital of France?", session=session)
+        await session.store_run_usage(result)
     """
 
     def __init__(

@@ -370,6 +370,12 @@ class DjangoConversationStore(ConversationStore):
     way, such as by a cleanup, the admin or an erasure. With a ``fencing_token``, a save or deletion of a
     conversation whose lock has a larger one raises `FencedOutError` and stores nothing. The session of an
     erased conversation is not created again, which raises `SessionErased`, unless ``recreate`` is True.
+
+    Example::
+
+        conversations = DjangoConversationStore()
+        result = await agent.run("How is Lisbon?", conversation=Conversation(conversation_id="lisbon"))
+        await conversations.save(result, scope="ada")
     """
 
     def __init__(

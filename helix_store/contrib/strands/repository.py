@@ -68,6 +68,13 @@ class DjangoSessionRepository(SessionRepository):
     ``recreate`` is True. Methods may be called in the thread of a running event loop, which then waits.
     Raises Strands' `SessionException` if something does not exist or already exists, and the errors of
     helix_store.
+
+    Example::
+
+        repository = DjangoSessionRepository(user_id="ada", model="claude-opus-4-6")
+        manager = RepositorySessionManager(session_id="lisbon", session_repository=repository)
+        agent = Agent(model=model, tools=[weather], session_manager=manager)
+        agent("How is the weather?")
     """
 
     def __init__(
@@ -387,6 +394,13 @@ class DjangoStorage(Storage):
     write raises `FencedOutError` if the session's lock has a larger one. If a write is cancelled, the caller
     is told after its transaction has ended. Raises Strands' ``StorageError`` for a key that is not valid, and
     the errors of helix_store.
+
+    Example::
+
+        storage = DjangoStorage(user_id="ada", model="claude-opus-4-6")
+        manager = SnapshotSessionManager("lisbon", storage=storage)
+        agent = Agent(model=model, tools=[weather], session_manager=manager)
+        agent("How is the weather?")
     """
 
     def __init__(
