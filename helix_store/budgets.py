@@ -404,13 +404,14 @@ def _set_holds(is_sqlite: bool) -> str:
     read = "json_extract(e.value, '$[{}]')" if is_sqlite else "(e.value ->> {})::{}"
     given = ", ".join(f"{read.format(number, names[name])} AS {name}" for number, name in enumerate(names))
     changes = "json_each(%(changes)s)" if is_sqlite else "jsonb_array_elements(%(changes)s::jsonb)"
+    # As an array: PostgreSQL expects a hundred rows of each query, and would read the whole table for them.
     # SQLite has locked the whole database, and would build an index on a query that is read twice.
     locked = _COUNTER if is_sqlite else "locked"
     lock = "" if is_sqlite else f"ORDER BY {IN_ORDER} FOR NO KEY UPDATE SKIP LOCKED"
     rows = f""",
         locked AS (
             SELECT * FROM {_COUNTER}
-            WHERE id IN (SELECT counter FROM given UNION ALL SELECT holder FROM given) {lock})"""
+            WHERE id = ANY (ARRAY(SELECT counter FROM given UNION ALL SELECT holder FROM given)) {lock})"""
     return f"""
         WITH given AS (SELECT {given} FROM {changes} AS e){"" if is_sqlite else rows}
         UPDATE {_COUNTER} AS c SET holds = given.holds FROM given

@@ -198,9 +198,18 @@ IN_ORDER: Final = "period, name, value"
 """The order in which a transaction locks counters. Those without a period come first: they have the holds."""
 
 
-def _change(given: str, amounts: str, group: str, new: str, *, locks_holds: bool = False) -> str:
-    budgets = f"""({given}) AS k CROSS JOIN {_BUDGET} AS b
-        WHERE b.tenant = %(tenant)s AND b.scope = k.scope AND b.value = k.value"""
+_APPLIES: Final = "b.tenant = %(tenant)s AND b.scope = k.scope AND b.value = k.value"
+_BUDGETS_SQLITE: Final = f"{_BUDGET} AS b WHERE {_APPLIES}"
+# One by one, by their index: PostgreSQL expects a hundred entries, and would read all budgets of the tenant.
+_BUDGETS_POSTGRESQL: Final = (
+    f"LATERAL (SELECT * FROM {_BUDGET} AS b WHERE {_APPLIES} OFFSET 0) AS b WHERE true"
+)
+
+
+def _change(
+    given: str, budgets: str, amounts: str, group: str, new: str, *, locks_holds: bool = False
+) -> str:
+    budgets = f"({given}) AS k CROSS JOIN {budgets}"
     first = is_locked = ""
     if locks_holds:
         first = f"""
@@ -238,6 +247,7 @@ def _change_given(*, locks_holds: bool) -> Statement:
     def postgresql(*, locks_holds: bool) -> str:
         return _change(
             f"SELECT {_GIVEN_POSTGRESQL} FROM jsonb_array_elements(%(given)s::jsonb) AS e",
+            _BUDGETS_POSTGRESQL,
             f"LEAST({_MOST}, sum(k.usd)), LEAST({_MOST}, sum(k.tokens))",
             "GROUP BY b.tenant, b.name, k.counted, 4",
             _SUM,
@@ -252,6 +262,7 @@ def _change_given(*, locks_holds: bool) -> Statement:
         # bits.
         sqlite=_change(
             f"SELECT {_GIVEN_SQLITE} FROM json_each(%(given)s) AS e",
+            _BUDGETS_SQLITE,
             "k.usd, k.tokens",
             "",
             f"max(0, min({_MOST}, c.{{0}} + excluded.{{0}}))",
@@ -293,7 +304,7 @@ def count_inserted(*, locks_holds: bool) -> str:
     Return for each counter whether its budget may now stop a step without an estimate. ``locks_holds`` is for
     a transaction that goes on to change the holds: it first locks the counters that have them.
     """
-    change = _change(_INSERTED, "k.usd, k.tokens", "", _SUM, locks_holds=locks_holds)
+    change = _change(_INSERTED, _BUDGETS_POSTGRESQL, "k.usd, k.tokens", "", _SUM, locks_holds=locks_holds)
     return f"{change}{_RETURNED} {_MAY_STOP} AS may_stop"
 
 

@@ -23,7 +23,7 @@ from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.types import CheckpointHead
 from helix_store.counters import has_budgets, may_be_stopped
 from helix_store.engine.expressions import for_keys
-from helix_store.engine.statement import POSTGRESQL, SQLITE, Statement, recorded, table
+from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Statement, recorded, table
 from helix_store.models import (
     Checkpoint,
     Decision,
@@ -388,6 +388,7 @@ END_LOCKED_RUN: Final = {
     is_fenced: Statement(
         _end_run("", "%(key)s", _END, is_fenced=is_fenced, records_call=True),
         _end_run("", "%(key)s", _END_ON_SQLITE, is_fenced=is_fenced),
+        citus=(_end_run("", "%(key)s", CITUS.now, is_fenced=is_fenced, records_call=True),),
     )
     for is_fenced in (False, True)
 }

@@ -20,6 +20,7 @@ from helix_store.models import (
     BudgetCounter,
     Checkpoint,
     CheckpointKind,
+    Decision,
     Effect,
     InterruptRequest,
     Item,
@@ -154,6 +155,8 @@ def write_templates(world: World) -> None:
     session = Session.objects.using(store.alias).get(tenant=store.tenant, session_id=TEMPLATE)
     effect = {"effect_id": "effect", "sequence": 1, "state": "done", "input": "{}", "started_at": NOW}
     Effect.objects.using(store.alias).create(session=session, digest="digest", **effect)
+    decision = {"tool_call_id": "call", "outcome": "approved", "is_final": True, "decided_at": NOW}
+    Decision.objects.using(store.alias).create(session=session, version=1, asking=1, **decision)
     world.locks.acquire(TEMPLATE)
     world.usage.record_entries(kind(TEMPLATE) for kind in (tokens, tool, sub_agent, custom))
     world.graph.save_checkpoint(TEMPLATE, step=1)
@@ -283,6 +286,7 @@ class _Copies:
                 "started_at": self._moment(f"-{spread.session} * 60"),
             }
             self._copy_to(spread, Effect, effects)
+            self._copy_to(spread, Decision, {"version": number, "tool_call_id": f"'call-' || {number}"})
             self._copy_to(spread, Operation, {"operation_id": f"'operation-' || {number}"})
             steps = {"step_id": f"'step-' || ({number} / 10)", "tool_call_id": f"'call-' || {number}"}
             self._copy_to(spread, StagedChange, steps)

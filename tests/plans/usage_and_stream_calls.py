@@ -99,20 +99,20 @@ USAGE_CALLS: Final = [
         Call(
             f"timeseries by {group}",
             _of_usage("timeseries", date_from=NOW - timedelta(hours=1), date_to=NOW, group_by=group),
-            reads=2_000,
+            reads=2_200,
         )
         for group in ("model", "agent_type", "user", "kind")
     ],
     # Whatever was spent is added up and grouped, and the groups are sorted by their cost.
     *[
-        Call(f"usage_report by {by} of an hour", _report(by, _LAST_HOUR), reads=3_000, sorts=LONG)
+        Call(f"usage_report by {by} of an hour", _report(by, _LAST_HOUR), reads=3_300, sorts=LONG)
         for by in ("session", "tree", "model", "agent_type", "user", "day")
     ],
     *[
         Call(
             f"usage_report of a tenant by {name}",
             _report_of_tenant(_FILTERS[name]),
-            reads=40_000,
+            reads=45_000,
             sorts=2 * LONG,
         )
         for name in ("user", "dates", "agent type and dates", "a model that nobody used")
