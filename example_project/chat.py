@@ -59,19 +59,21 @@ def _result(call_id: str, tool: str, result: dict[str, Any]) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "name": tool, "content": json.dumps(result)}
 
 
+def _booked(turn: ChatTurn, call_id: str) -> Message:
+    """Return the answer to an approved call, which is booked once, however often a worker dies."""
+    try:
+        with turn.effect(call_id, approval=True, retry=True) as effect:
+            if not effect.is_done:
+                effect.done({"reference": "LX-4711", **effect.input})
+        return _result(call_id, "book_flight", effect.result)
+    except NotApproved:
+        return _result(call_id, "book_flight", {"refused": "A person did not approve this."})
+
+
 def _take_turn(turn: ChatTurn, out: Out) -> None:
-    for call_id in turn.results:
-        try:
-            # What a person has approved is booked once, however often a worker dies.
-            with turn.effect(call_id, approval=True, retry=True) as effect:
-                if not effect.is_done:
-                    effect.done({"reference": "LX-4711", **effect.input})
-            booking = effect.result
-        except NotApproved:
-            booking = {"refused": "A person did not approve this."}
+    if booked := [_booked(turn, call_id) for call_id in turn.results]:
         with turn.step() as step:
-            step.say(_result(call_id, "book_flight", booking))
-    said = ""
+            step.say(*booked)
     try:
         while turn.is_active:
             said = ""
@@ -106,8 +108,7 @@ chat: Final = Chat(GUIDE, _take_turn, name="guide", owner=visitor_of)
 @require_GET
 def chat_page(request: HttpRequest, thread: str = "") -> HttpResponse:
     """Return the page of a thread, or of a new one. Its script makes the requests to the chat."""
-    budgets = Store().budgets
-    if budgets.get_budget(BUDGET) is None:
+    if (budgets := Store().budgets).get_budget(BUDGET) is None:
         budgets.set_budget(BUDGET, value=GUIDE, **_LIMIT)
     welcome(request)
     context = {"thread": thread, "budget": Budget.objects.get(tenant="", name=BUDGET)}
