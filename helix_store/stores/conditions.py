@@ -469,11 +469,19 @@ async def afind_stuck(
 
 
 def conditions_of(db: Database, keys: Sequence[int]) -> dict[int, StuckSession]:
-    """Return the condition to show for each of these sessions that cannot go on, by key. One statement."""
+    """Return the condition to show for each of these sessions that cannot go on, by key. One statement.
+
+    A session with a row that cannot be read has no condition to show.
+    """
     if not keys:
         return {}
     found: dict[int, StuckSession] = {}
-    rows = list(_rows(db, _conditions_of_keys(), {"keys": list_parameter(db, list(keys))}))
+    try:
+        rows = list(_rows(db, _conditions_of_keys(), {"keys": list_parameter(db, list(keys))}))
+    except IntegrityFault:
+        if len(keys) == 1:
+            return {}
+        return {key: stuck for each in keys for key, stuck in conditions_of(db, [each]).items()}
     for row in sorted(rows, key=lambda row: _SHOWN_FIRST.index(row.condition)):
         stuck = _stuck(row)
         if stuck is not None:

@@ -129,7 +129,7 @@ def test_a_hostile_document_comes_back_exactly_from_everywhere_else(
 
 # Some documents stand for endless text: the smaller the limit, the sooner that is known.
 @pytest.mark.parametrize("limits", [Limits(max_state_bytes=50_000, max_staged_bytes=50_000)], ids=["small"])
-def test_a_refused_document_is_stored_nowhere(store: StateStore) -> None:
+def test_a_refused_document_is_stored_nowhere(store: StateStore, request: pytest.FixtureRequest) -> None:
     full_session(store, "session")
     before = contents(store, "session")
 
@@ -139,7 +139,7 @@ def test_a_refused_document_is_stored_nowhere(store: StateStore) -> None:
         with pytest.raises(error):
             ENTRANCES[entrance](store, document)
 
-    enter()
+    enter(request=request)
     assert contents(store, "session") == before
     assert not store.session_exists("new")
 
