@@ -303,6 +303,11 @@ def _keys(keys: Any) -> frozenset[str]:
     return frozenset(checked)
 
 
+def _cursor_after(items: Sequence[Post | Effect], size: int, binding: list[Any]) -> str | None:
+    """Return the cursor of the page after the first ``size`` items, or `None` if there are no more."""
+    return write_cursor([items[size - 1].sequence], query=binding) if len(items) > size else None
+
+
 def _status_text(status: str) -> str:
     """Return the string for a ref's status, which is any identifier or the value of an enumeration member."""
     return validation.identifier(status.value if isinstance(status, StrEnum) else status, "status")
@@ -423,10 +428,7 @@ class MessageCalls(StoreCalls):
         binding = ["posts", self.tenant, session_id, chosen]
         after = 0 if cursor is None else read_cursor(cursor, query=binding)[0]
         items = self._backend.posts.select(session_id, states=chosen, after=after, limit=size + 1)
-        has_more = len(items) > size
-        items = items[:size]
-        next_cursor = write_cursor([items[-1].sequence], query=binding) if has_more else None
-        return PostPage(items=items, next_cursor=next_cursor)
+        return PostPage(items=items[:size], next_cursor=_cursor_after(items, size, binding))
 
     def withdraw_post(self, session_id: str, post_id: str) -> bool:
         """Withdraw a waiting post, and return whether it was waiting.
@@ -626,10 +628,7 @@ class EffectCalls(StoreCalls):
         binding = ["effects", self.tenant, session_id, chosen]
         after = 0 if cursor is None else read_cursor(cursor, query=binding)[0]
         items = self._backend.effects.select(session_id, states=chosen, after=after, limit=size + 1)
-        has_more = len(items) > size
-        items = items[:size]
-        next_cursor = write_cursor([items[-1].sequence], query=binding) if has_more else None
-        return EffectPage(items=items, next_cursor=next_cursor)
+        return EffectPage(items=items[:size], next_cursor=_cursor_after(items, size, binding))
 
     def find_unknown_effects(self, *, limit: int = 200) -> list[Effect]:
         """Return the unknown effects of all sessions of the tenant, the oldest first.

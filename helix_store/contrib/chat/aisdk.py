@@ -600,7 +600,7 @@ class Parts:
             self.is_over = True
 
     def _caught_up(self, entries: Sequence[Entry], calls: Mapping[str, Call]) -> Iterator[Part]:
-        """Yield what was stored and is not in the stream, at the beginning of a turn."""
+        """At the beginning of a turn, yield the parts that are stored but not in the stream."""
         group = self._group(entries)
         if group is not None and group.id != self.message_id:
             if self._has_started and group.id:

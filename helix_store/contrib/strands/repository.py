@@ -383,8 +383,9 @@ _OF_SESSION: Final = re.compile(r"session/([^/]+)/(.+)", re.DOTALL)
 
 
 class DjangoStorage(Storage):
-    """A storage for ``SnapshotSessionManager(session_id, storage=DjangoStorage())``, in the database
-    ``using`` and one tenant.
+    """A storage for ``SnapshotSessionManager(session_id, storage=DjangoStorage())``.
+
+    It keeps the snapshots of one tenant in the database ``using``.
 
     A session of Strands is one session here, whose snapshots are items in the lane ``storage``. A key that
     belongs to no session is an item of the session ``shared_session_id``. A write is one transaction under
