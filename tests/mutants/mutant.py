@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ROOT", "Mutant", "Tests", "in_memory", "locks", "named", "state", "streams", "usage"]
+__all__ = [
+    "ROOT",
+    "Mutant",
+    "Tests",
+    "in_memory",
+    "locks",
+    "named",
+    "names_of_tests",
+    "state",
+    "streams",
+    "usage",
+]
 
 ROOT: Final = Path(__file__).parents[2]
 Tests = tuple[str, ...]
@@ -33,13 +46,24 @@ def named(place: str, *words: str, written_in: str | None = None) -> Tests:
 
     ``written_in`` is the folder with the tests that a class of a contract suite inherits.
     """
-    written = ROOT / (written_in or place)
-    sources = sorted(written.glob("*.py")) if written_in else [written]
-    names = [name for each in sources for name in re.findall(r"def (test_\w+)", each.read_text())]
+    if written_in:
+        sources = sorted((ROOT / written_in).glob("*.py"))
+        names = [name for each in sources for name in re.findall(r"def (test_\w+)", each.read_text())]
+    else:
+        names = list(names_of_tests(ROOT / place))
     found = tuple(f"{place}::{name}" for name in names if any(word in name for word in words))
     if not all(any(word in name for name in names) for word in words):
         raise ValueError(f"no test of {place} for one of {words}")
     return found
+
+
+def names_of_tests(file: Path) -> Iterator[str]:
+    """The tests of a file, those of a class as ``Class::test``."""
+    for node in ast.parse(file.read_text()).body:
+        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        for each in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test_"):
+                yield prefix + each.name
 
 
 def state(*words: str) -> Tests:

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from tests.cells import for_each
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import ROOT, Mutant, names_of_tests
 from tests.mutants.runner import PACKAGE, mutated
 from tests.mutants.table import MUTANTS
 
@@ -77,6 +77,19 @@ def test_a_mutant_can_be_applied_and_is_python(mutant: Mutant) -> None:
     assert mutant.tests
     # An option would apply to the tests of all mutants, when these must pass first.
     assert not any(test.startswith("-") for test in mutant.tests)
+
+
+def test_every_test_that_a_mutant_names_exists() -> None:
+    """Those of a contract suite are read from it; `named` refuses a word that no test has."""
+    tests = dict.fromkeys(test for mutant in MUTANTS for test in mutant.tests)
+    written = {place: place.partition("::")[0] for place in tests if not place.startswith("tests/contract/")}
+    assert written
+    assert [place for place, file in written.items() if not (ROOT / file).is_file()] == []
+    assert [
+        place
+        for place, file in written.items()
+        if place != file and place not in {f"{file}::{name}" for name in names_of_tests(ROOT / file)}
+    ] == []
 
 
 def test_the_docs_say_how_many_mutants_there_are() -> None:

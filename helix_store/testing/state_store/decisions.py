@@ -70,11 +70,14 @@ class DecisionContract(StoreTests):
             state = loaded(store, session_id)
             state.pending_client_tool_calls = {}
             store.save_state(session_id, state)
-        else:
+        elif way == "step":
             with step_of(store, session_id) as step:
                 step.state.pending_client_tool_calls = {}
+        else:
+            with step_of(store, session_id) as step:
+                step.state.pending_client_tool_calls["call"]["submitted_at"] += 1
 
-    @pytest.mark.parametrize("way", ["rewind", "save", "step"])
+    @pytest.mark.parametrize("way", ["rewind", "save", "step", "step with another answer"])
     def test_a_question_that_comes_back_has_no_earlier_decision(
         self, store: StateStore, session_id: str, way: str
     ) -> None:
