@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
+import socket
+import urllib.request
 from collections.abc import Iterator
+from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlencode
 
 import django
 import pytest
@@ -14,6 +19,7 @@ import pytest
 from tests.docs.projects import File, Project, blocks_of
 from tests.docs.test_examples import ROOT
 
+QUICKSTART: Final = (ROOT / "docs" / "quickstart.md").read_text()
 TUTORIAL: Final = (ROOT / "docs" / "tutorial.md").read_text()
 TASKS: Final = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
 WORKERS: Final = (ROOT / "docs" / "workers.md").read_text()
@@ -103,6 +109,29 @@ def write_files(project: Project, page: str) -> None:
     for block in blocks_of(page):
         if isinstance(block, File) and not block.path.endswith("settings.py"):
             project.write(block)
+
+
+def test_the_quickstart_can_be_followed_from_an_empty_folder_to_the_admin(project: Project) -> None:
+    assert project.follow(QUICKSTART) == 11
+    (server,) = re.findall(r"^```sh\n(.*)\n```$", QUICKSTART, re.MULTILINE)
+    (page,) = re.findall(r"<http://127.0.0.1:8000(\S+)>", QUICKSTART)
+    ((name, password),) = re.findall(r"log in as `(\w+)` with `(\w+)`", QUICKSTART)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    project.run(f"PYTHONWARNINGS= {server} {port} >server.log &")
+    project.run(f"until (: </dev/tcp/127.0.0.1/{port}) 2>/dev/null; do sleep 0.1; done")
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies := CookieJar()))
+    browser.open(address := f"http://127.0.0.1:{port}/admin/login/?next={page}").close()
+    token = next(cookie.value for cookie in cookies)
+    form = {"username": name, "password": password, "csrfmiddlewaretoken": token, "next": page}
+    with browser.open(address, urlencode(form).encode()) as response:
+        sessions = response.read().decode()
+    (shown,) = re.findall(rf'href="({page}[^"]*)">(?:(?!</a>).)*title="second"', sessions)
+    with browser.open(f"http://127.0.0.1:{port}{shown}") as response:
+        session = response.read().decode()
+    assert "Your order is on its way." in session
+    assert "Run 2, completed" in session
 
 
 def test_the_tutorial_can_be_followed(project: Project) -> None:

@@ -14,7 +14,8 @@ from tests.docs.test_examples import BLOCK, ROOT
 TUTORIAL = stages_of((ROOT / "docs" / "tutorial.md").read_text())
 WORKERS = stages_of((ROOT / "docs" / "workers.md").read_text())
 QUEUES = stages_of((ROOT / "docs" / "queues-and-cron.md").read_text().partition("## Celery")[0])
-STAGES = [*TUTORIAL, *({**TUTORIAL[-1], **stage} for stage in (*WORKERS, *QUEUES))]
+QUICKSTART = stages_of((ROOT / "docs" / "quickstart.md").read_text())
+STAGES = [*QUICKSTART, *TUTORIAL, *({**TUTORIAL[-1], **stage} for stage in (*WORKERS, *QUEUES))]
 
 
 def test_the_examples_of_the_readme_pass_strict_type_checks(tmp_path: Path) -> None:
@@ -24,12 +25,13 @@ def test_the_examples_of_the_readme_pass_strict_type_checks(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stage", range(len(STAGES)))
-def test_the_files_of_the_tutorial_pass_strict_type_checks_at_each_stage(stage: int, tmp_path: Path) -> None:
+def test_the_files_of_a_project_pass_strict_type_checks_at_each_stage(stage: int, tmp_path: Path) -> None:
     files = [tmp_path / path for path in STAGES[stage]]
     for file, text in zip(files, STAGES[stage].values(), strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    (tmp_path / "desk" / "__init__.py").touch()
+    for app in {tmp_path / Path(path).parts[0] for path in STAGES[stage]}:
+        (app / "__init__.py").touch()
     require_strict_types(*files)
 
 
