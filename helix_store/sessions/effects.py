@@ -10,6 +10,7 @@ session or on the row of the effect. If it changes nothing, the portable form lo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,6 +42,7 @@ from helix_store.engine.statement import (
 from helix_store.exceptions import (
     ConflictError,
     IdempotencyConflict,
+    IntegrityFault,
     InvalidPayload,
     InvalidQuery,
     LimitExceeded,
@@ -55,6 +57,8 @@ from helix_store.sessions.messages import waits_for_answer
 from helix_store.sessions.statements import FENCE, FENCE_HOLDS, SESSION_BY_ID, session_by_id
 from helix_store.sessions.tool_calls import StoredDecision, ToolCalls, owner_of, without_used
 from helix_store.signals import announce, session_answered
+
+_logger = logging.getLogger(__name__)
 
 MOST_EFFECTS: Final = 1_000
 """The maximum number of effects that `find_unknown_effects` returns."""
@@ -721,9 +725,25 @@ class DatabaseEffects(DatabaseOperations):
         return [stored_from(*row).value(self.db.tenant) for row in rows]
 
     def unknown(self, limit: int) -> list[Effect]:
-        """Return the unknown effects of the tenant, the oldest first."""
-        rows = self.db.read(UNKNOWN, {"tenant": self.db.tenant, "limit": limit})
-        return [stored_from(*row).value(self.db.tenant) for row in rows]
+        """Return the unknown effects of the tenant, the oldest first.
+
+        For a row that cannot be read, log a warning instead, so that it hides no effect of another session.
+        """
+        damaged: set[tuple[str, str]] = set()
+        while True:
+            asked = limit + len(damaged)
+            rows = self.db.read(UNKNOWN, {"tenant": self.db.tenant, "limit": asked})
+            found, known = [], len(damaged)
+            for stored in (stored_from(*row) for row in rows):
+                try:
+                    found.append(stored.value(self.db.tenant))
+                except IntegrityFault as fault:
+                    of = (stored.session_id, stored.effect_id)
+                    if of not in damaged:
+                        damaged.add(of)
+                        _logger.warning("The effect %r of session %r cannot be read: %s", of[1], of[0], fault)
+            if len(rows) < asked or len(damaged) == known:
+                return found[:limit]
 
 
 def _as_decided(known: StoredEffect, intent: Intent) -> Entered | None:

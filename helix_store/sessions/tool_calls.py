@@ -27,6 +27,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -362,7 +363,10 @@ class LiveDecisions:
 
     def __init__(self, column: Any) -> None:
         """Read a column, as text or as a document. A damaged entry counts as none."""
-        document = json.loads(column) if isinstance(column, str) else column
+        document = column
+        if isinstance(column, str):
+            with suppress(ValueError, RecursionError):
+                document = json.loads(column)
         entries = document if type(document) is dict else {}
         self._entries: dict[str, dict[str, Any]] = {
             key: entry

@@ -603,6 +603,15 @@ def changes_of(db: Database) -> dict[str, list[list[Any]]]:
     return changes
 
 
+def write_log(db: Database, statement: Statement) -> None:
+    """Change the log of a tenant's changes. Raises `InvalidQuery` if another process has ended the move."""
+    try:
+        db.write(statement, {"tenant": db.tenant})
+    except DatabaseError:
+        _require_fences(db)
+        raise
+
+
 def _require_fences(db: Database) -> None:
     if not db.read(EXISTS, {})[0][0]:
         raise InvalidQuery(f"Another process has ended the move in {db.alias!r}.", path="tenant")

@@ -62,6 +62,7 @@ from helix_store.transfer.fences import (
     take_down,
     through_the_fence,
     unfenced,
+    write_log,
 )
 from helix_store.transfer.importing import import_units, with_order_keys
 from helix_store.transfer.records import ExportSummary, ImportSummary, Unit
@@ -113,9 +114,8 @@ class TenantCopy:
         All reads see the source at the same moment, so from the first inserted unit on, the target has only
         rows from that moment. Raises `IncompleteCopy`; a repeat deletes and copies the same rows again.
         """
-        tenant = {"tenant": self.source.tenant}
         # A snapshot that begins later contains the marked changes.
-        self.source.write(MARK, tenant)
+        write_log(self.source, MARK)
         with self.source.snapshot():
             changes = changes_of(self.source)
             changed = list(_chosen(self.source.tenant, changes))
@@ -137,7 +137,7 @@ class TenantCopy:
             raise IncompleteCopy(list(map(str, summary.problems)))
         if not summary.is_complete:
             raise IncompleteCopy(["It was stopped; run it again to continue."])
-        self.source.write(FORGET_MARKED, tenant)
+        write_log(self.source, FORGET_MARKED)
         return sum(map(len, changes.values()))
 
     def compared(self) -> dict[str, int]:

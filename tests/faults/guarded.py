@@ -166,7 +166,9 @@ def calls_with_a_token() -> set[str]:
 def _classes() -> Iterator[tuple[str, type]]:
     for room in _ROOMS:
         package = importlib.import_module(f"helix_store.{room}")
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            for value in vars(importlib.import_module(module.name)).values():
+        path = getattr(package, "__path__", ())
+        modules = [each.name for each in pkgutil.walk_packages(path, f"{package.__name__}.")]
+        for module in modules or [package.__name__]:
+            for value in vars(importlib.import_module(module)).values():
                 if inspect.isclass(value) and value.__module__.startswith(helix_store.__name__):
                     yield room, value

@@ -36,6 +36,8 @@ READS = {
         "get_checkpoint",
         "get_current_run",
         "get_latest_checkpoint",
+        "find_unknown_effects",
+        "list_effects",
         "list_posts",
         "posts",
     ),
@@ -48,7 +50,8 @@ READS = {
     *("continue_latest", "get_session", "get_session_summary", "list_session_summaries", "search_sessions"),
     *("count", "get", "lanes", "tail", "list"),
     *("get_delta_channel_history", "get_next_version", "get_tuple", "with_allowlist", "waiting"),
-    *("find_turns_by_content", "get_conversation_turns", "get_items", "list_branches", "switch_to_branch"),
+    *("find_turns_by_content", "get_conversation_by_turns", "get_conversation_turns", "get_items"),
+    *("get_tool_usage", "list_branches", "switch_to_branch"),
     *("get_session_usage", "get_turn_usage", "list_conversations", "load_entries", "read_entry"),
     *("read_history", "read_record", "read_records", "list_messages", "read_agent", "read_message"),
     *("read_multi_agent", "read_session", "list_subkeys", "session_id_of"),
@@ -64,6 +67,8 @@ MADE_OF_OTHERS = {
 
 OF_BUDGETS = {"set_budget", "delete_budget"}
 """One transaction each; the campaign of budgets replaces them beside workers that are killed."""
+OF_EFFECTS = {"effect", "settle_effect"}
+"""The campaign of effects kills its workers in them, and counts what happened in the world outside."""
 
 
 def killed(
@@ -138,4 +143,4 @@ def test_no_write_is_left_out() -> None:
         if not name.startswith("_")
     }
     synchronous = {name for name in public if name[:1] != "a" or name[1:] not in public}
-    assert synchronous - known - READS - MADE_OF_OTHERS - OF_BUDGETS == set()
+    assert synchronous - known - READS - MADE_OF_OTHERS - OF_BUDGETS - OF_EFFECTS == set()

@@ -308,6 +308,8 @@ VALID: Final[dict[str, Any]] = {
     "calls": {},
     "tool_call_id": "call",
     "post_id": "post",
+    "effect_id": "effect",
+    "done": True,
     "kind": "suspended_client_tool",
     "context": {},
     "name": "lock",

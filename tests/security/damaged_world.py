@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -19,7 +20,7 @@ from helix_store.core.types import SessionState, StepInfo
 from helix_store.items import ItemLog
 from helix_store.models import BudgetCounter, Session, Stream
 from helix_store.models.fields import PayloadField
-from helix_store.stores import DatabaseStateStore, DatabaseStreamManager, DatabaseUsageStore
+from helix_store.stores import DatabaseStateStore, DatabaseStreamManager, DatabaseUsageStore, Store
 from helix_store.testing.usage.base import custom
 from tests.databases import CommittedDatabase
 
@@ -147,6 +148,9 @@ class World:
         store.submit_tool_result(name, "call-taken", result=1)
         store.take_tool_results(name)
         store.submit_tool_result(name, "call-answered", result=1)
+        store.add_pending_tool_calls(name, {"call-approved": {"tool_name": "ask", "approval_id": "approval"}})
+        store.submit_tool_result(name, "call-approved", approval_id="approval", approved=True)
+        self._leave_effects(name)
         store.suspend(
             name,
             kind="suspended_client_tool",
@@ -167,6 +171,18 @@ class World:
         async_to_sync(self.streams.create_writer)(name, "run-1", "agent")
         self.streams.write_sync(name, [{"type": "text"}, {"type": "end"}])
         async_to_sync(self.streams.end_stream)(name, output={"a": 1})
+
+    def _leave_effects(self, name: str) -> None:
+        """One that is done, one that was not done, and one of which nobody knows the outcome."""
+        session = Store(self.database.alias, tenant=self.database.tenant).session(name)
+        for state in ("done", "not_done", "unknown"):
+            with suppress(RuntimeError), session.effect(state, tool_name="pay", input={"eur": 7}) as effect:
+                if state == "done":
+                    effect.done({"receipt": 1})
+                elif state == "not_done":
+                    effect.not_done("declined")
+                else:
+                    raise RuntimeError("The card service hung up.")
 
     def rows(self, model: type[Model], name: str) -> Any:
         """The rows of the table that belong to a session made by `populate`."""
@@ -227,6 +243,7 @@ READS: Final[dict[str, Callable[[World, str], Any]]] = {
     "get_current_run": lambda world, name: world.store.get_current_run(name),
     "get_sub_session_refs": lambda world, name: world.store.get_sub_session_refs(name),
     "list_posts": lambda world, name: world.store.list_posts(name),
+    "list_effects": lambda world, name: world.store.list_effects(name),
     "check_interrupt": lambda world, name: world.store.check_interrupt(name),
     "get_entries": lambda world, name: world.usage.get_entries(name),
     "get_rollup": lambda world, name: world.usage.get_rollup(name, include_sub_agents=True),
@@ -262,6 +279,9 @@ LISTS: Final[dict[str, Callable[[World], Any]]] = {
         (call.session_id, call.tool_call_id) for call in world.store.find_expired_pending(limit=1)
     ],
     "find_due_posts": lambda world: world.store.find_due_posts(),
+    "find_unknown_effects": lambda world: [
+        (effect.session_id, effect.id) for effect in world.store.find_unknown_effects()
+    ],
     "query_usage": lambda world: [entry.session_id for entry in world.usage.query_usage().entries],
     "timeseries": lambda world: world.usage.timeseries(
         date_from=EPOCH, date_to=EPOCH + timedelta(days=9_000)
@@ -285,6 +305,16 @@ def _step(world: World, name: str) -> Any:
     return world.store.save_state_and_promote_staging(name, state, [], StepInfo("step-9", 9))
 
 
+def _entered(world: World, name: str) -> Any:
+    """Enter the effect that is done: it returns what is stored."""
+    with (
+        Store(world.database.alias, tenant=world.database.tenant)
+        .session(name)
+        .effect("done", tool_name="pay", input={"eur": 7}) as effect
+    ):
+        return effect.result
+
+
 WRITES: Final[dict[str, Callable[[World, str], Any]]] = {
     "a step": _step,
     "save_state": lambda world, name: world.store.save_state(
@@ -303,6 +333,8 @@ WRITES: Final[dict[str, Callable[[World, str], Any]]] = {
     "suspend": lambda world, name: world.store.suspend(
         name, kind="suspended_client_tool", context={}, pending={"call-new": {"tool_name": "ask"}}
     ),
+    "settle_effect": lambda world, name: world.store.settle_effect(name, "unknown", done=True, actor="ann"),
+    "enter an effect": lambda world, name: _entered(world, name),
     "resume": lambda world, name: world.store.resume(name),
     "update_run": lambda world, name: world.store.update_run(name, "run-1", status="failed"),
     "update_sub_session_ref": lambda world, name: world.store.update_sub_session_ref(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db.models import JSONField, Model, Value
+from django.db.models import F, JSONField, Model, Value
 
 from helix_store.core.limits import AS_STORED
 from helix_store.core.types import Checkpoint as CheckpointValue
 from helix_store.core.types import MessagePage, SessionState
 from helix_store.exceptions import ConflictError, IntegrityFault
-from helix_store.models import BudgetCounter, Checkpoint, Message, Session, StagedChange
+from helix_store.models import BudgetCounter, Checkpoint, Effect, Message, Session, StagedChange
 from helix_store.sessions.state import encode_state
 from helix_store.stores import Store
 from tests.cells import for_each
@@ -149,3 +150,19 @@ def test_many_unreadable_sessions_do_not_hide_the_calls_of_the_next(world: World
 def test_every_payload_of_the_models_is_among_the_columns() -> None:
     assert len(COLUMNS) > 20
     assert all(issubclass(model, Model) for model, _ in COLUMNS.values())
+
+
+def test_unknown_effects_that_cannot_be_read_are_left_out_with_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the page had no room for the readable one behind it."""
+    Effect.objects.using(world.database.alias).filter(session__session_id="bad").update(
+        started_at=F("started_at") - timedelta(days=1)
+    )
+    damage(world, "Effect.input", "nonsense")
+    with caplog.at_level(logging.WARNING, "helix_store"):
+        effects = world.store.find_unknown_effects(limit=1)
+    assert [(effect.session_id, effect.id) for effect in effects] == [("good", "unknown")]
+    assert [record.getMessage().split(" cannot")[0] for record in caplog.records] == [
+        "The effect 'unknown' of session 'bad'"
+    ]
