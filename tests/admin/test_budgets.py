@@ -201,7 +201,8 @@ def test_the_values_of_a_budget_are_found_by_an_index(browser: Browser) -> None:
     for call in calls:
         (plan,) = plans_of(browser.database, call)
         assert any("budget_counter" in name for name in plan.indexes), plan.text
-        assert plan.rows_read < 20, plan.text
+        # Of 2,800 counters. SQLite counts the operations of its cursors, some 20 for three rows.
+        assert plan.rows_read < 50, plan.text
     BudgetCounter.objects.using(browser.database.alias).all().delete()
 
 
