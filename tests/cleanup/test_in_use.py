@@ -95,6 +95,11 @@ def run_beside_a_lock_of_another_tenant(store: DatabaseStateStore) -> object:
     return store.start_run("old", "run", fencing_token=1)
 
 
+def run_to_the_end(store: DatabaseStateStore) -> object:
+    store.start_run("old", "run")
+    return store.update_run("old", "run", status="completed")
+
+
 def write(store: DatabaseStateStore) -> object:
     streams = DatabaseStreamManager(store.alias, tenant=store.tenant)
     return async_to_sync(streams.create_writer)("stream", "run", "agent")
@@ -151,7 +156,15 @@ def test_a_session_whose_status_has_no_rule_keeps_its_tree(ours: DatabaseStateSt
     assert apply_retention(using=ours.alias, policy=IDLE).trees == 0
 
 
-_OVER: Final = (lock_before, abandon, abandon_by_death, abandon_by_force, write_before, write_to_the_end)
+_OVER: Final = (
+    lock_before,
+    run_to_the_end,
+    abandon,
+    abandon_by_death,
+    abandon_by_force,
+    write_before,
+    write_to_the_end,
+)
 
 
 @for_each("use", [*_OVER, refer_to_a_remote_one])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import transaction
+from django.db import connections, transaction
 from django.dispatch import Signal
 
 from helix_store import (
@@ -280,6 +280,26 @@ def test_a_result_that_was_rolled_back_in_memory_was_never_stored() -> None:
     with pytest.raises(ConflictError, match="neither"):
         _rolled_back(session, store.transaction)
     assert store.sessions.list_effects("session").items[0].state == "unknown"
+
+
+def test_entering_an_effect_that_is_done_writes_nothing(database: World) -> None:
+    """Which row versions exist is the same as before: a loop that repeats its effects costs reads alone."""
+    session = database.new_session()
+    with session.effect("pay", tool_name="pay", input=[7]) as effect:
+        effect.done("A-1")
+    connection = connections[database.own.alias]
+
+    def written() -> object:
+        if connection.vendor == "sqlite":
+            return connection.connection.total_changes
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT max(xmin::text::bigint) FROM helix_store_session")
+            return cursor.fetchone()
+
+    before = written()
+    with session.effect("pay", tool_name="pay", input=[7]) as again:
+        assert (again.is_done, again.result) == (True, "A-1")
+    assert written() == before
 
 
 def test_the_async_form(own_world: World) -> None:

@@ -17,7 +17,14 @@ _CONTENT: Final = state(
     "to_another_content", "to_a_replaced_input", "of_a_replaced_input", "discards_the_earlier"
 )
 _COUNTED: Final = state("two_people_approve", "are_each_counted_once")
-_USED: Final = state("is_used_once", "survives_a_rewind", "cannot_be_used", "a_branch_has_no", "expired_call")
+_USED: Final = state(
+    "is_used_once",
+    "writes_into_an_open_call",
+    "survives_a_rewind",
+    "cannot_be_used",
+    "a_branch_has_no",
+    "expired_call",
+)
 _STEPS: Final = state("has_no_earlier_decision")
 _RACED: Final = ("tests/concurrency/test_approvals.py", "tests/handles/test_approvals.py")
 
@@ -66,7 +73,7 @@ APPROVALS: Final = (
         _RULES,
         "of_asking = [each for each in decisions if each.asking == asking]",
         "of_asking = list(decisions)",
-        state("does_not_become_approved"),
+        state("does_not_become_approved", "has_no_earlier_decision"),
     ),
     Mutant(
         "approval",

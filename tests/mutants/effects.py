@@ -25,6 +25,7 @@ _LISTED: Final = state("listed_in_order_and_by_state", "the_oldest_first")
 _LIMITS: Final = state("limits_of_inputs_results")
 _WAKES: Final = named(_TURNS, "settling_announces")
 _CALLER: Final = named(_TURNS, "in_a_transaction", "was_rolled_back")
+_UNWRITTEN: Final = named(_TURNS, "effect_that_is_done_writes_nothing")
 _DEAD: Final = named(_TURNS, "stops_at_an_effect_of_a_dead_worker", "survives_the_death")
 
 _STORE: Final = "sessions/effects.py"
@@ -54,7 +55,7 @@ EFFECTS: Final = (
     Mutant("effect", _STORE, "if has_decisions or is_approval:", "if False:", _APPROVAL),
     Mutant("effect", _STORE, 'return state == "unknown"', "return True", _SETTLED),
     # --- Entering
-    Mutant("effect", _STORE, "AND NOT EXISTS (SELECT 1 FROM known)", "", _AT_ONCE + _UNKNOWN),
+    Mutant("effect", _STORE, "AND NOT EXISTS (SELECT 1 FROM known)", "", _AT_ONCE + _UNWRITTEN),
     Mutant(
         "effect",
         _STORE,

@@ -89,13 +89,18 @@ def _session(database: CommittedDatabase) -> list[dict[str, Any]]:
 def test_a_value_that_a_store_refuses_is_a_problem(committed_db: CommittedDatabase) -> None:
     records = _session(committed_db)
     problems: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}
     for name, (record, column, value) in REFUSED.items():
         number = next(n for n, each in enumerate(records) if each["record"] == record)
         changed = [*records[:number], {**records[number], column: value}, *records[number + 1 :]]
         summary, _ = imported(committed_db, written(changed))
         problems[name] = [problem.text.partition(": ")[0].rpartition(" ")[2] for problem in summary.problems]
+        reasons[name] = summary.problems[0].text.partition(": ")[2]
         assert summary.sessions == 0, name
     assert problems == {key: ["imported"] for key in REFUSED}
+    assert {name for name, reason in reasons.items() if "expected one of" in reason} == {
+        name for name in REFUSED if name.endswith("that there is not")
+    }
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
     assert store.list_sessions().sessions == []
     summary, _ = imported(committed_db, written(records))

@@ -156,11 +156,12 @@ class BudgetTurnContract(BudgetTests):
             step.end_turn()
         assert capped.budgets.status("cap").held_usd == 0
 
+    @table("of_turn", [{}, {"estimate_usd": 1}])
     @table("error", [None, ZeroDivisionError()])
     def test_a_worker_that_lost_its_lock_does_not_release_the_hold_of_its_successor(
-        self, capped: Any, session: Any, error: Exception | None
+        self, capped: Any, session: Any, error: Exception | None, of_turn: dict[str, Any]
     ) -> None:
-        turn = session.turn(ttl=timedelta(hours=1)).__enter__()
+        turn = session.turn(ttl=timedelta(hours=1), **of_turn).__enter__()
         step = turn.step(estimate_usd=10).__enter__()
         turn.tokens(model="no-such-model", prompt=3, cost_usd="0.07")
         capped.locks.force_release("session")

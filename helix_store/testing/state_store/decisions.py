@@ -165,6 +165,15 @@ class DecisionContract(StoreTests):
         store.save_state(session_id, state)
         assert _refusal(store, session_id) == "open"
 
+    def test_a_result_that_the_agent_writes_into_an_open_call_is_no_answer(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        ask_approval(store, session_id)
+        state = loaded(store, session_id)
+        state.pending_client_tool_calls["call"] |= {"result": 1}
+        store.save_state(session_id, state)
+        assert _refusal(store, session_id) == "open"
+
     @pytest.mark.parametrize("answer", [{"approved": False, "reason": None}, {"error": "no"}], ids=repr)
     def test_a_person_answers_a_call_that_the_state_says_is_answered(
         self, store: StateStore, session_id: str, answer: dict[str, Any]

@@ -217,6 +217,16 @@ class EffectContract(StoreTests):
             work()
         assert (self._one(store, session_id).result, self._one(store, session_id).state) == ("second", "done")
 
+    def test_a_late_end_of_an_attempt_that_is_being_repeated_is_refused(
+        self, store: Any, session_id: str
+    ) -> None:
+        late = self._session(store, session_id).effect("e").__enter__()
+        with self._session(store, session_id).effect("e", retry=True) as effect:
+            with pytest.raises(ConflictError):
+                late.done("first")
+            effect.done("second")
+        assert (self._one(store, session_id).result, self._one(store, session_id).state) == ("second", "done")
+
     def test_two_that_begin_at_once_attempt_it_once(self, store: Any, session_id: str) -> None:
         def attempt() -> int:
             with self._session(store, session_id).effect("e", **_CALL) as effect:
