@@ -59,6 +59,7 @@ LEFT_OUT: Final[dict[str, str]] = {
     "tests/deployments/test_replica.py": "replicas",
     "tests/deployments/test_search_path.py": "schemas",
     "tests/docs/test_projects.py": "the tutorial and other pages, followed in new projects",
+    "tests/docs/test_site.py": "the built site of the documentation",
     "tests/docs/test_types.py": "strict type checks of programs",
     "tests/example": "the example project in a browser",
     "tests/faults": "campaigns of faults",

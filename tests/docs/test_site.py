@@ -1,0 +1,149 @@
+"""The built site: its links and anchors, the Markdown twins, and the code as a reader copies it from there.
+
+``HELIX_TEST_SITE`` names a site that is built already. Otherwise the tests build one, with the extra docs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.docs.projects import Project
+from tests.docs.test_examples import ROOT
+
+_FENCE: Final = re.compile(r"^ *```([a-z]+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_SHOWN_AS: Final = {"cron": "text"}  # Pygments does not know it
+_LOADING: Final = {"script": "src", "img": "src", "iframe": "src", "source": "src"}
+_LOADING_LINKS: Final = {"stylesheet", "icon", "preload", "modulepreload"}
+_PAGES: Final = sorted((ROOT / "docs").glob("*.md"))
+
+
+class Page(HTMLParser):
+    """A page of the site: the ids of its elements, where it links to, what it loads, and its code."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.code: list[tuple[str, str]] = []
+        self._language = ""
+        self._is_code = False
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.ids.add(given.get("id", ""))
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if tag in _LOADING and _LOADING[tag] in given:
+            self.loaded.append(given[_LOADING[tag]])
+        if tag == "link" and _LOADING_LINKS & set(given.get("rel", "").split()):
+            self.loaded.append(given["href"])
+        if languages := re.findall(r"\blanguage-([a-z]+)", given.get("class", "")):
+            (self._language,) = languages
+        if tag == "code" and self._language:
+            self.code.append((self._language, ""))
+            self._is_code = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "code" and self._is_code:
+            self._language, self._is_code = "", False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_code:
+            language, text = self.code[-1]
+            self.code[-1] = (language, text + data)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if built := os.environ.get("HELIX_TEST_SITE"):
+        return Path(built)
+    if find_spec("mkdocs") is None:
+        pytest.skip("the site is not built: set HELIX_TEST_SITE, or install the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    return folder
+
+
+def _folder_of(page: Path, site: Path) -> Path:
+    return site if page.stem == "index" else site / page.stem
+
+
+def test_a_link_of_the_site_leads_to_a_file_and_an_anchor(site: Path) -> None:
+    pages = {file: Page(file) for file in site.rglob("*.html")}
+    broken = [
+        f"{file.relative_to(site)}: {link}"
+        for file, page in pages.items()
+        if file.name != "404.html"  # its links begin with the address of the site
+        for link in [*page.links, *page.loaded]
+        if not _is_found(link, file, pages)
+    ]
+    assert len(pages) > len(_PAGES)
+    assert broken == []
+
+
+def _is_found(link: str, file: Path, pages: dict[Path, Page]) -> bool:
+    url = urlsplit(link)
+    if url.scheme:
+        return True
+    path = unquote(url.path)
+    target = (file.parent / path).resolve() if path else file
+    target = target / "index.html" if target.is_dir() else target
+    return target.is_file() and (not url.fragment or unquote(url.fragment) in pages[target].ids)
+
+
+def test_a_page_loads_nothing_from_another_host(site: Path) -> None:
+    loaded = {url for file in site.rglob("*.html") for url in Page(file).loaded}
+    assert loaded
+    assert [url for url in loaded if re.match(r"(?:\w+:)?//", url)] == []
+
+
+def test_every_page_has_a_markdown_twin_that_llms_txt_lists(site: Path) -> None:
+    listed = re.findall(r"^- \[.+\]\(\w+://[^/]+/(.*)\)", (site / "llms.txt").read_text(), re.MULTILINE)
+    twins = [_folder_of(page, site) / "index.md" for page in _PAGES]
+    assert sorted(site / path for path in listed) == sorted(twins)
+    titles = [page.read_text().splitlines()[0] for page in _PAGES]
+    assert [twin.read_text().splitlines()[0] for twin in twins] == titles
+    whole = (site / "llms-full.txt").read_text().splitlines()
+    assert [title for title in titles if title not in whole] == []
+
+
+def test_the_code_of_the_site_and_of_the_twins_is_that_of_the_pages(site: Path) -> None:
+    differing = []
+    for page in _PAGES:
+        expected = list(_blocks(page.read_text()))
+        folder = _folder_of(page, site)
+        shown = [(language, text.rstrip("\n")) for language, text in Page(folder / "index.html").code]
+        twin = list(_blocks((folder / "index.md").read_text()))
+        # The page of the API is generated.
+        if (shown, twin) != (expected, expected) and page.stem != "api":
+            differing.append(page.name)
+    assert differing == []
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    for language, code in _FENCE.findall(text):
+        yield _SHOWN_AS.get(language, language), textwrap.dedent(code).rstrip("\n")
+
+
+@pytest.mark.parametrize(("page", "commands"), [("quickstart", 11), ("tutorial", 28)])
+def test_a_page_can_be_followed_as_the_site_shows_it(
+    page: str, commands: int, site: Path, tmp_path: Path
+) -> None:
+    code = Page(site / page / "index.html").code
+    with Project(tmp_path) as project:
+        assert project.follow("".join(f"```{language}\n{text}```\n" for language, text in code)) == commands
