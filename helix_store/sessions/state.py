@@ -93,17 +93,18 @@ _read_at: Final = json.JSONDecoder().raw_decode
 
 
 class Entry(NamedTuple):
-    """A key as written, ``"key":value,`` as written, and a fingerprint that no other value has.
+    """A key as written, ``"key":value,`` as written, and what no other value has.
 
-    `marshal`, in its form without references, writes the same bytes for the same value of JSON's types and
-    for no other. The bytes stay in the process and are never read back. They are as long as the text of the
-    value, even if a small graph of shared references represents a huge value. Use this only for values that
-    have passed the gate.
+    ``content`` is a text, an integer, a Boolean or ``None`` itself. For any other value it is what `marshal`
+    writes in its form without references: the same bytes for the same value of JSON's types and for no other.
+    The bytes stay in the process and are never read back. They are as long as the text of the value, even if
+    a small graph of shared references represents a huge value. Use this only for values that have passed the
+    gate.
     """
 
     key: str
     text: str
-    fingerprint: bytes
+    content: Any
 
 
 Entries: TypeAlias = Mapping[str, Entry]
@@ -113,25 +114,42 @@ Entries: TypeAlias = Mapping[str, Entry]
 NO_ENTRIES: Final[Entries] = MappingProxyType({})
 
 
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+"""The types of values that are the same if they are equal, unlike 0.0 and -0.0."""
+
+
 def encode_reusing(
     known: Entries, value: dict[str, Any], *, limit: int, path: str
 ) -> tuple[str, dict[str, Entry] | None]:
     """Encode a dict as `encode` does and return the text with its entries; unchanged ones reuse ``known``.
 
-    Detecting an unchanged value takes a third of the time of writing it. The entries are ``None`` if the text
-    is not stored as written. Raises the errors of `encode`.
+    A plain value that is known has passed the gate. Detecting that a list, a dict or a float is unchanged
+    takes a third of the time of writing it. The entries are ``None`` if the text is not stored as written.
+    Raises the errors of `encode`.
     """
-    check_value(value, limit=limit, path=path)
+    entries: dict[str, Any] = {}
+    others = {}
+    for key, item in value.items():
+        # Also those that are replaced below, in their order.
+        entry = entries[key] = known.get(key)
+        kind = type(item)
+        if (
+            entry is None
+            or kind not in _PLAIN
+            or kind is not type(entry.content)
+            or item != entry.content
+            or type(key) is not str
+        ):
+            others[key] = item
+    check_value(others, limit=limit, path=path)
     size: int | None = None
     # NaN and infinity cannot be written, and surrogates are stored in another form.
     with suppress(ValueError):
-        entries = {}
-        for key, item in value.items():
-            entry, fingerprint = known.get(key), marshal.dumps(item, _WITHOUT_REFERENCES)
-            if entry is None or entry.fingerprint != fingerprint:
+        for key, item in others.items():
+            entry, content = entries[key], _content(item)
+            if entry is None or type(content) is not bytes or entry.content != content:
                 written = write_json(key)
-                entry = Entry(written, f"{written}:{write_json(item)},", fingerprint)
-            entries[key] = entry
+                entries[key] = Entry(written, f"{written}:{write_json(item)},", content)
         text = _joined(entries)
         size = size_of(text)
     if size is None:
@@ -139,6 +157,10 @@ def encode_reusing(
     if size > limit:
         raise LimitExceeded(name="max_state_bytes", limit=limit, actual=size)
     return text, entries
+
+
+def _content(value: Any) -> Any:
+    return value if type(value) in _PLAIN else marshal.dumps(value, _WITHOUT_REFERENCES)
 
 
 def encode_payload(
@@ -184,12 +206,12 @@ def split(text: str) -> dict[str, Entry] | None:
         try:
             key, colon = _read_at(text, start)
             value, end = _read_at(text, colon + 1)
-            fingerprint = marshal.dumps(value, _WITHOUT_REFERENCES)
+            content = _content(value)
         except (ValueError, RecursionError):
             return None
         if (text[start], text[colon], text[end]) != ('"', ":", ","):
             return None
-        entries[key] = Entry(text[start:colon], text[start : end + 1], fingerprint)
+        entries[key] = Entry(text[start:colon], text[start : end + 1], content)
         start = end + 1
     return entries
 
@@ -313,19 +335,23 @@ def delta_between(base: Entries, new: Entries) -> str | None:
 
     Return ``None`` if it is better to store the full payload.
     """
-    removed = [entry.key for key, entry in base.items() if key not in new]
-    changed = []
-    kept = iter(base)
-    for key, entry in new.items():
-        # The search continues after the last key found. Once a key is not found, no later key is: all keys
-        # after an appended key must also be appended.
-        if key in kept:
-            if entry is not base[key] and entry.text != base[key].text:
+    removed, changed = [], []
+    if list(base) == list(new):
+        pairs = zip(base.values(), new.values(), strict=True)
+        changed = [entry.text for known, entry in pairs if entry is not known and entry.text != known.text]
+    else:
+        removed = [entry.key for key, entry in base.items() if key not in new]
+        kept = iter(base)
+        for key, entry in new.items():
+            # The search continues after the last key found. Once a key is not found, no later key is: all
+            # keys after an appended key must also be appended.
+            if key in kept:
+                if entry is not base[key] and entry.text != base[key].text:
+                    changed.append(entry.text)
+            else:
                 changed.append(entry.text)
-        else:
-            changed.append(entry.text)
-            if key in base:
-                removed.append(entry.key)
+                if key in base:
+                    removed.append(entry.key)
     delta = f'{{"removed":[{",".join(removed)}],"set":{{{"".join(changed)[:-1]}}}}}'
     whole = sum([len(entry.text) for entry in new.values()])
     return delta if len(delta) * _LEAST_SAVING <= whole else None

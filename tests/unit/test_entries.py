@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import math
 from collections import OrderedDict
 from enum import IntEnum, StrEnum
@@ -147,7 +148,7 @@ def test_unchanged_entries_are_shared_wherever_they_are() -> None:
     assert list(found) == ["b", "a", "d"]
     assert found["b"] is earlier["b"]
     assert found["d"] is earlier["d"]
-    assert found["a"] == Entry('"a"', '"a":[0],', entries({"a": [0]})["a"].fingerprint)
+    assert found["a"] == Entry('"a"', '"a":[0],', entries({"a": [0]})["a"].content)
 
 
 @for_each(
@@ -216,6 +217,16 @@ def test_what_cannot_be_stored_is_refused_also_where_something_like_it_is_known(
         encoded_reusing(entries({"kept": "x", "a": [known]}), document)
     assert (raised.value.path, raised.value.reason) == (expected.value.path, expected.value.reason)
     assert raised.value.__context__ is None
+
+
+@for_each(
+    "document",
+    [{Text("kept"): "x"}, {"kept": Text("x")}, {"list": marshal.dumps([1], 2)}],
+    ids=["a key like a known one", "a text like a known one", "the bytes that stand for a known list"],
+)
+def test_only_a_plain_value_of_the_same_type_is_taken_as_known(document: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPayload):
+        encoded_reusing(entries({"kept": "x", "list": [1]}), document)
 
 
 def test_the_limit_counts_entries_that_are_known_too() -> None:
