@@ -50,6 +50,7 @@ from helix_store.management.output import (
     terminal_width,
     visible,
 )
+from helix_store.reports.session import checkpoint_of_step
 from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.stores import DatabaseStateStore
 from helix_store.stores.directory import SessionDirectory
@@ -419,12 +420,14 @@ _SHORTEST_START = 4
 """The minimum number of characters that may select a session, as in git."""
 _MATCHES_NAMED = 8
 CHECKPOINT_FORMS: Final = (
-    "A checkpoint id; or SESSION@latest, the newest one, SESSION@latest~2, the second before it; "
-    "SESSION alone means SESSION@latest."
+    "A checkpoint id; or SESSION@latest, the newest one, SESSION@latest~2, the second before it, "
+    "SESSION@step-57, that of step 57; SESSION alone means SESSION@latest."
 )
 
 _RELATIVE: Final = re.compile(
-    r"(?P<session_id>.+)@(?:latest(?:~(?P<before>[0-9]{1,6}))?|(?P<current>current))", re.DOTALL
+    r"(?P<session_id>.+)@(?:latest(?:~(?P<before>[0-9]{1,6}))?|(?P<current>current)"
+    r"|step-(?P<step>[0-9]{1,15}))",
+    re.DOTALL,
 )
 _LARGEST_PAGE: Final = 200
 
@@ -555,6 +558,8 @@ def chosen_checkpoint(
     if session_id is None:
         start, before = (match["session_id"], int(match["before"] or 0)) if match else (text, 0)
         store, session_id = chosen_session(start, options, is_whole=is_whole)
+        if match and match["step"]:
+            return store, _of_step(store, session_id, int(match["step"]))
         return store, _before_the_newest(store, session_id, before)
     store, _ = chosen_session(session_id, options, is_whole=True)
     found = store.get_checkpoint(session_id, text)
@@ -574,6 +579,15 @@ def chosen_state(text: str, options: Mapping[str, Any]) -> ChosenState:
     if state is None:
         raise SessionNotFound(session_id)
     return ChosenState(store.tenant, None, state)
+
+
+def _of_step(store: DatabaseStateStore, session_id: str, number: int) -> Checkpoint:
+    checkpoint_id = checkpoint_of_step(store, session_id, number)
+    found = None if checkpoint_id is None else store.get_checkpoint(session_id, checkpoint_id)
+    if found is None:
+        name = visible(f"{session_id}@step-{number}")
+        raise CommandError(f"There is no checkpoint {name}: the step was not committed, or it was pruned.")
+    return found
 
 
 def _before_the_newest(store: DatabaseStateStore, session_id: str, count: int) -> Checkpoint:

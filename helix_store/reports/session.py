@@ -44,6 +44,7 @@ from helix_store.reports.conversations import (
 )
 from helix_store.reports.payloads import payload_start
 from helix_store.sessions.locking import pk_of, session_with_id
+from helix_store.sessions.reading import step_checkpoints
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.stores.conditions import StuckSession, conditions_of
 from helix_store.stores.directory import SessionDirectory, TreeNode
@@ -529,3 +530,13 @@ def nodes_of(tree: TreeNode) -> list[dict[str, Any]]:
         )
         above.append(node.session_id)
     return nodes
+
+
+def checkpoint_of_step(store: DatabaseStateStore, session_id: str, number: int) -> str | None:
+    """Return the id of the newest checkpoint of a session's step with this number, or ``None``.
+
+    This takes one statement, which reads the steps after it.
+    """
+    db = Database(store.alias, store.tenant)
+    found = step_checkpoints(db, pk_of(db, session_id)).filter(step_count=number).order_by("-version")
+    return db.query(found.values_list("checkpoint_id", flat=True).first)

@@ -107,7 +107,14 @@ def test_the_json_of_a_list_continues(sample: CommittedDatabase) -> None:
 
 @for_each(
     ("form", "position"),
-    [("{id}", 1), (f"{SAMPLE_ID}@latest~1", 1), (f"{SAMPLE_ID}@latest", 0), (SAMPLE_ID, 0)],
+    [
+        ("{id}", 1),
+        (f"{SAMPLE_ID}@latest~1", 1),
+        (f"{SAMPLE_ID}@latest", 0),
+        (SAMPLE_ID, 0),
+        (f"{SAMPLE_ID}@step-2", 1),
+        (f"{SAMPLE_ID}@step-1", 2),
+    ],
     shared=True,
 )
 def test_a_checkpoint_has_several_names(form: str, position: int, sample: CommittedDatabase) -> None:
@@ -124,6 +131,15 @@ def test_far_checkpoints_are_found(empty_db: CommittedDatabase) -> None:
     data = checkpoints(empty_db, "show", "long@latest~203", "--format", "json").data
     assert data["step_id"] == "step-2"
     assert checkpoints(empty_db, "show", "long@latest~205").code == 1
+    of_step = checkpoints(empty_db, "show", "long@step-57", "--format", "json").data
+    assert (of_step["step_id"], of_step["state"]["custom_state"]) == ("step-57", {"step": 57})
+
+
+def test_a_step_that_was_pruned_has_no_checkpoint(sample: CommittedDatabase) -> None:
+    store_of(sample).prune_checkpoints(SAMPLE_ID, keep=1)
+    ended = checkpoints(sample, "show", f"{SAMPLE_ID}@step-1")
+    assert (ended.code, ended.out) == (1, "")
+    assert f"{SAMPLE_ID}@step-1: the step was not committed, or it was pruned" in ended.err
 
 
 def test_a_checkpoint_is_shown_with_its_state(sample: CommittedDatabase) -> None:
@@ -140,7 +156,11 @@ def test_a_checkpoint_is_shown_with_its_state(sample: CommittedDatabase) -> None
     assert "secret-7" not in checkpoints(sample, "diff", f"{SAMPLE_ID}@latest~1", SAMPLE_ID).out
 
 
-@for_each("name", ["x@latest", "x", "cpv1-x-s1-t1-abcdef", f"{SAMPLE_ID}@latest~3"], shared=True)
+@for_each(
+    "name",
+    ["x@latest", "x", "cpv1-x-s1-t1-abcdef", f"{SAMPLE_ID}@latest~3", f"{SAMPLE_ID}@step-4"],
+    shared=True,
+)
 def test_an_unknown_checkpoint_is_a_problem(name: str, sample: CommittedDatabase) -> None:
     for command in (["show"], ["restore", "--no-input"], ["branch"]):
         ended = checkpoints(sample, command[0], name, *command[1:])
