@@ -8,7 +8,8 @@ from helix_store.admin.sections.conversation import Conversation, Items, convers
 from helix_store.admin.sections.details import Budgets, Checkpoints, Details, Family, State, Usage, state_file
 from helix_store.admin.sections.effects import Effects
 from helix_store.admin.sections.section import Section, SessionView
-from helix_store.admin.sections.timeline import Stream, Timeline
+from helix_store.admin.sections.stream import Stream
+from helix_store.admin.sections.timeline import Timeline
 from helix_store.admin.sections.waits import Inbox, Waits
 
 __all__ = ["SECTIONS", "Section", "SessionView", "conversation_file", "state_file"]

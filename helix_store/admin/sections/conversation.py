@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -32,7 +34,7 @@ from helix_store.core.types import UsageKind
 from helix_store.core.usage import rounded_cost
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.items import lane_name
-from helix_store.models import Checkpoint, Item, Message, Session, UsageEntry
+from helix_store.models import Checkpoint, Item, Message, Run, Session, UsageEntry
 from helix_store.reports.conversations import (
     MESSAGE_COLUMNS,
     SHOWN_RECORDS,
@@ -106,10 +108,12 @@ class Conversation(Section):
             return {"blocks": []}
         total = view.session.message_count
         first = self._first(view, total)
-        messages = self._messages(view, first)
+        messages = own_page(view, first, first + _PAGE - 1)
         steps = self._steps(view, first) if messages and view.may_view(Checkpoint) else []
+        shown = blocks(view, messages, partial(_step_with, steps), partial(_whole_url, view, "", ""))
+        _mark_failed_calls(shown, steps)
         return {
-            "blocks": blocks(view, messages, partial(_step_with, steps), partial(_whole_url, view, "", "")),
+            "blocks": shown,
             "total": total,
             **_pages(view.url, first, messages[-1].number if messages else None, total),
             "may_jump": view.may_view(Checkpoint) and view.session.step_count > 0,
@@ -132,58 +136,115 @@ class Conversation(Section):
         before = view.steps.filter(version__lt=version).order_by("-version")
         return (before.values_list("message_count", flat=True).first() or 0) + 1
 
-    def _messages(self, view: SessionView, first: int) -> list[ConversationMessage]:
-        rows = view.rows(Message).filter(sequence__gte=first, sequence__lt=first + _PAGE)
-        columns = ("pk", *MESSAGE_COLUMNS, payload_start(_SOURCE))
-        found = rows.order_by("sequence").values_list(*columns)
-        starts = [(key, start) for key, _, _, _, start in found]
-        whole = whole_payloads(Message, view.alias, starts, _SOURCE)
-        return [
-            stored_message(
-                sequence,
-                role,
-                at,
-                whole.get(key, start),
-                limit=None if key in whole else _SOURCE,
-                row=(Message, key),
-            )
-            for key, sequence, role, at, start in found
-        ]
-
     def _steps(self, view: SessionView, first: int) -> list[dict[str, Any]]:
         """Return the steps with a message on the page, each with its last message and tokens, in order."""
         found = view.steps.filter(message_count__gte=first).order_by("version")
         columns = ("step_count", "step_id", "message_count", "created_at", "run_id")
         steps = list(found.values(*columns)[: _PAGE + 1])
-        spent = self._spent(view, [step["step_count"] for step in steps])
+        spent = _spent(view, [step["step_count"] for step in steps])
+        may_view_timeline = view.may_view(Run)
         for step in steps:
-            step["spent"] = spent.get((step["run_id"], step["step_count"]), "")
+            number = step["step_count"]
+            own = spent.get((step["run_id"], number), StepSpent())
+            step["spent"], step["outcomes"] = own.words, own.outcomes
+            step["url"] = f"{view.url('timeline', step=number)}#step-{number}" if may_view_timeline else ""
             step["step_id"] = printable(step["step_id"] or "")
             step["at"] = stamp(step["created_at"])
         return steps
 
-    def _spent(self, view: SessionView, counts: list[int]) -> dict[tuple[str | None, int], str]:
-        """Return tokens and cost as text, by run and step."""
-        if not counts or not view.may_view(UsageEntry):
-            return {}
-        try:
-            entries = view.usage.get_entries(
-                view.session.session_id,
-                kinds=UsageKind.TOKENS,
-                step_range=(min(counts), max(counts)),
-                limit=_ENTRIES,
+
+@dataclass(slots=True)
+class StepSpent:
+    """What a step has spent, and the outcomes of its tool calls in order, by the name of the tool."""
+
+    tokens: int = 0
+    cost: Decimal = Decimal(0)
+    outcomes: dict[str, list[bool]] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        if not self.tokens:
+            return ""
+        return (
+            f"{self.tokens:,} tokens · ${rounded_cost(self.cost)}" if self.cost else f"{self.tokens:,} tokens"
+        )
+
+
+def _spent(view: SessionView, counts: list[int]) -> dict[tuple[str | None, int], StepSpent]:
+    """Return what the steps have spent, by run and step."""
+    if not counts or not view.may_view(UsageEntry):
+        return {}
+    try:
+        entries = view.usage.get_entries(
+            view.session.session_id,
+            kinds=[UsageKind.TOKENS, UsageKind.TOOL],
+            step_range=(min(counts), max(counts)),
+            limit=_ENTRIES,
+        )
+    except HelixStoreError:
+        return {}
+    spent: dict[tuple[str | None, int], StepSpent] = {}
+    for entry in entries:
+        own = spent.setdefault((entry.run_id, entry.step_count), StepSpent())
+        own.tokens += 0 if entry.tokens is None else entry.tokens.total
+        own.cost += entry.cost_usd or 0
+        if entry.kind is UsageKind.TOOL and entry.success is not None:
+            own.outcomes.setdefault(entry.tool_name or "", []).append(entry.success)
+    return spent
+
+
+def _mark_failed_calls(shown: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) -> None:
+    """Mark the calls that have failed according to the usage of their step.
+
+    The results of a tool are told apart by their order. If there are not as many results as outcomes, they
+    are marked if all of the tool's calls have failed.
+    """
+    results: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for block in shown:
+        for said in block["said"] or ():
+            number = said.get("result_number") or (block["sequence"] if said["kind"] == "result" else None)
+            place = next(
+                (i for i, each in enumerate(steps) if number and each["message_count"] >= number), None
             )
-        except HelixStoreError:
-            return {}
-        sums: dict[tuple[str | None, int], list[Any]] = {}
-        for entry in entries:
-            tokens = sums.setdefault((entry.run_id, entry.step_count), [0, 0])
-            tokens[0] += 0 if entry.tokens is None else entry.tokens.total
-            tokens[1] += entry.cost_usd or 0
-        return {
-            key: f"{tokens:,} tokens · ${rounded_cost(cost)}" if cost else f"{tokens:,} tokens"
-            for key, (tokens, cost) in sums.items()
-        }
+            if place is not None:
+                name = said["name"] or said.get("result", {}).get("name", "")
+                results.setdefault((place, name), []).append(said)
+    for (place, name), calls in results.items():
+        outcomes = steps[place]["outcomes"].get(name, [])
+        if len(outcomes) != len(calls):
+            outcomes = [any(outcomes) or not outcomes] * len(calls)
+        for said, is_success in zip(calls, outcomes, strict=True):
+            said["has_failed"] = said.get("has_failed", False) or not is_success
+
+
+def own_page(view: SessionView, first: int, last: int) -> list[ConversationMessage]:
+    """Return the store's own messages from ``first`` to ``last``, by their sequence numbers."""
+    rows = view.rows(Message).filter(sequence__gte=first, sequence__lte=last)
+    columns = ("pk", *MESSAGE_COLUMNS, payload_start(_SOURCE))
+    found = rows.order_by("sequence").values_list(*columns)
+    starts = [(key, start) for key, _, _, _, start in found]
+    whole = whole_payloads(Message, view.alias, starts, _SOURCE)
+    return [
+        stored_message(
+            sequence,
+            role,
+            at,
+            whole.get(key, start),
+            limit=None if key in whole else _SOURCE,
+            row=(Message, key),
+        )
+        for key, sequence, role, at, start in found
+    ]
+
+
+def messages_as_blocks(view: SessionView, first: int, last: int) -> list[dict[str, Any]]:
+    """Return some of the store's own messages as `blocks`, at most a page of them."""
+    messages = own_page(view, first, min(last, first + _PAGE - 1))
+    return blocks(view, messages, _without_step, partial(_whole_url, view, "", ""))
+
+
+def _without_step(message: ConversationMessage) -> None:
+    return None
 
 
 def _step_with(
@@ -402,6 +463,8 @@ def _said(
             said["result"] = _one(own.result, _OPEN_RESULT, room)
             room -= said["result"]["length"]
             said["result"]["whole_url"] = urls[own.result_sequence]
+            said["result_number"] = own.result_sequence
+            said["has_failed"] = own.result.is_error
             said["result_after"] = _after(times[number], times[own.result_sequence])
         yield said
 

@@ -347,8 +347,8 @@ class Usage(Section):
             "columns": [_column(heading, rollup) for heading, rollup in columns],
             "models": [_tokens(_name(name), counts) for name, counts in _first(tree.tokens_by_model)],
             "calls": [
-                *(_calls(_("tool"), name, stats) for name, stats in _first(tree.tool_stats.by_tool)),
-                *(_calls(_("sub-agent"), name, stats) for name, stats in _first(tree.sub_agents)),
+                *(_calls(view, _("tool"), name, stats) for name, stats in _first(tree.tool_stats.by_tool)),
+                *(_calls(view, _("sub-agent"), name, stats) for name, stats in _first(tree.sub_agents)),
             ],
             "custom": [
                 {"kind": printable(kind), "name": _name(name), "amount": f"{amount:,}"}
@@ -383,7 +383,7 @@ def _tokens(name: str, counts: TokenCounts) -> dict[str, str]:
     return {"name": name, "audio": f"{counts.audio_prompt + counts.audio_completion:,}", **numbers}
 
 
-def _calls(kind: Any, name: str, stats: CallStats) -> dict[str, Any]:
+def _calls(view: SessionView, kind: Any, name: str | None, stats: CallStats) -> dict[str, Any]:
     try:
         took = duration(timedelta(milliseconds=stats.total_duration_ms))
     except OverflowError:
@@ -393,6 +393,7 @@ def _calls(kind: Any, name: str, stats: CallStats) -> dict[str, Any]:
         "name": _name(name),
         "calls": f"{stats.calls:,}",
         "failures": stats.failures,
+        "failures_url": view.url("timeline", failed=name or ""),
         "took": took,
     }
 
