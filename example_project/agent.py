@@ -18,8 +18,6 @@ from typing import Any, Final, Protocol
 from example_project.events import Event, Report
 from example_project.spending import Spending
 from helix_store import (
-    DatabaseStateStore,
-    DatabaseUsageStore,
     Effect,
     EffectUnknown,
     Message,
@@ -27,6 +25,7 @@ from helix_store import (
     SessionState,
     SessionStatus,
     Step,
+    Store,
     Turn,
 )
 
@@ -54,7 +53,7 @@ class Model(Protocol):
 class ToolCall:
     """One call of a tool, in the step that promotes its changes."""
 
-    store: DatabaseStateStore
+    store: Store
     step: Step
     tool_call_id: str
     arguments: dict[str, Any]
@@ -92,11 +91,10 @@ class AgentKind:
 class Agent:
     """Runs sessions of one kind on a store."""
 
-    def __init__(self, store: DatabaseStateStore, kind: AgentKind, *, report: Report) -> None:
+    def __init__(self, store: Store, kind: AgentKind, *, report: Report) -> None:
         self.store = store
         self.kind = kind
         self.report = report
-        self.usage = DatabaseUsageStore(store.alias, tenant=store.tenant)
 
     def run(self, session_id: str) -> SessionState:
         """Continue the session until it is finished or waits for a person. Safe to repeat.
@@ -147,7 +145,7 @@ class Agent:
         ``effects`` are those of the open calls that a person has approved, as `act` returns them.
         """
         history = turn.messages()
-        spending = Spending(self.usage, turn, step)
+        spending = Spending(self.store.usage, turn, step)
         calls = _calls(history[-1]) if history else []
         if not calls:
             reply = self.kind.model.reply(history)
@@ -188,11 +186,13 @@ class Agent:
         self.report(Event(kind, self.kind.agent_type, step_id, text))
 
 
-def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: bool) -> list[str]:
+def answer_approval(store: Store, session_id: str, *, approved: bool) -> list[str]:
     """Answer each pending call of a session, in any process, and return the ids of the calls."""
     pending = store.session(session_id).load().pending_client_tool_calls
     for tool_call_id, call in pending.items():
-        store.submit_tool_result(session_id, tool_call_id, approved=approved, approval_id=call["approval_id"])
+        store.sessions.submit_tool_result(
+            session_id, tool_call_id, approved=approved, approval_id=call["approval_id"]
+        )
     return list(pending)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from asgiref.sync import async_to_sync
 
-from helix_store import DatabaseStreamManager
+from helix_store import Store
 from helix_store.core.ids import new_id
 
 __all__ = ["SECONDS_PER_WORD", "Answer"]
@@ -21,7 +21,7 @@ class Answer:
 
     def __init__(self, stream_id: str, *, agent_name: str) -> None:
         self.stream_id = stream_id
-        self._streams = DatabaseStreamManager()
+        self._streams = Store().streams
         self._writer = async_to_sync(self._streams.create_writer)(stream_id, new_id(), agent_name)
 
     def speak(self, text: str) -> None:

@@ -9,7 +9,7 @@ from example_project.agent import Agent, answer_approval
 from example_project.card_service import charges
 from example_project.travel import PLANNER, start_trip
 from example_project.worker import run_in_process, run_until_killed
-from helix_store import DatabaseLockManager, DatabaseStateStore, Message, SessionNotFound, SessionState
+from helix_store import Message, SessionNotFound, SessionState, Store
 from helix_store.core.ids import new_id
 from helix_store.core.usage import UsageRollup
 
@@ -56,7 +56,7 @@ class TripSummary:
         }
 
 
-def demonstrate_agent(store: DatabaseStateStore, alias: str, *, report: Say) -> list[TripSummary]:
+def demonstrate_agent(store: Store, alias: str, *, report: Say) -> list[TripSummary]:
     """Plan a trip with two workers that are killed, one without, and one up to its approval."""
     return [
         _with_killed_workers(store, alias, report),
@@ -67,12 +67,12 @@ def demonstrate_agent(store: DatabaseStateStore, alias: str, *, report: Say) -> 
 
 def approve(session_id: str, *, using: str | None = None, tenant: str = "") -> str:
     """Approve what the session waits for, finish it, and return its answer. Safe to repeat."""
-    store = DatabaseStateStore(using, tenant=tenant)
+    store = Store(using, tenant=tenant)
     trip = _approved_and_finished(store, session_id, say=lambda line, emphasis="none": None)
     return str(trip.state.output["answer"])
 
 
-def _with_killed_workers(store: DatabaseStateStore, alias: str, say: Say) -> TripSummary:
+def _with_killed_workers(store: Store, alias: str, say: Say) -> TripSummary:
     session_id = new_id()
     start_trip(store, session_id, title="Workers are killed and others continue")
     say(f"Session {session_id}: a worker is killed in the middle of its second step.", "heading")
@@ -102,22 +102,24 @@ def _with_killed_workers(store: DatabaseStateStore, alias: str, say: Say) -> Tri
     return _summary(store, session_id)
 
 
-def _release_lock_of_dead_worker(store: DatabaseStateStore, session_id: str) -> None:
+def _release_lock_of_dead_worker(store: Store, session_id: str) -> None:
     # It would expire after 30 seconds, but the demo knows that the holder is dead.
-    DatabaseLockManager(store.alias, tenant=store.tenant).force_release(session_id)
+    store.locks.force_release(session_id)
 
 
-def _settle(store: DatabaseStateStore, session_id: str, say: Say) -> None:
+def _settle(store: Store, session_id: str, say: Say) -> None:
     """Do what a person does in the admin: look an unknown effect up at the service, and decide it."""
     say("A person looks the payment up at the card service, and settles the effect.", "heading")
-    for effect in store.list_effects(session_id, states=["unknown"]).items:
+    for effect in store.sessions.list_effects(session_id, states=["unknown"]).items:
         receipts = charges(effect.key)
         say(f"  {effect.id}: the card service lists {receipts}")
         result = receipts[0] if receipts else None
-        store.settle_effect(session_id, effect.id, done=bool(receipts), result=result, actor="the demo")
+        store.sessions.settle_effect(
+            session_id, effect.id, done=bool(receipts), result=result, actor="the demo"
+        )
 
 
-def _undisturbed(store: DatabaseStateStore, say: Say) -> TripSummary:
+def _undisturbed(store: Store, say: Say) -> TripSummary:
     session_id = new_id()
     start_trip(store, session_id, title="Nothing goes wrong")
     say(f"Session {session_id}: nothing goes wrong.", "heading")
@@ -125,7 +127,7 @@ def _undisturbed(store: DatabaseStateStore, say: Say) -> TripSummary:
     return _approved_and_finished(store, session_id, say)
 
 
-def _left_waiting(store: DatabaseStateStore, say: Say) -> TripSummary:
+def _left_waiting(store: Store, say: Say) -> TripSummary:
     session_id = new_id()
     start_trip(store, session_id, title="The booking waits for an approval")
     say(f"Session {session_id}: the booking is left waiting for an approval.", "heading")
@@ -133,22 +135,22 @@ def _left_waiting(store: DatabaseStateStore, say: Say) -> TripSummary:
     return _summary(store, session_id)
 
 
-def _run_here(store: DatabaseStateStore, session_id: str, say: Say) -> None:
+def _run_here(store: Store, session_id: str, say: Say) -> None:
     Agent(store, PLANNER, report=lambda event: say(f"  {event}")).run(session_id)
 
 
-def _approved_and_finished(store: DatabaseStateStore, session_id: str, say: Say) -> TripSummary:
+def _approved_and_finished(store: Store, session_id: str, say: Say) -> TripSummary:
     for tool_call_id in answer_approval(store, session_id, approved=True):
         say(f"  {tool_call_id} is approved")
     _run_here(store, session_id, say)
     return _summary(store, session_id)
 
 
-def _summary(store: DatabaseStateStore, session_id: str) -> TripSummary:
+def _summary(store: Store, session_id: str) -> TripSummary:
     session = store.session(session_id)
     spent = session.usage(tree=True)
     if spent is None:
         raise SessionNotFound(session_id)
-    charge_count = sum(len(charges(effect.key)) for effect in store.list_effects(session_id).items)
-    runs = store.list_runs(session_id)
+    charge_count = sum(len(charges(effect.key)) for effect in store.sessions.list_effects(session_id).items)
+    runs = store.sessions.list_runs(session_id)
     return TripSummary(session.load(), session.messages(), len(runs), spent, charge_count)

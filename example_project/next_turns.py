@@ -41,10 +41,10 @@ def _run(using: str | None, tenant: str, session_id: str) -> None:
     # Models can be imported only after setup.
     from example_project.agent import Agent
     from example_project.travel import PLANNER
-    from helix_store import DatabaseStateStore
+    from helix_store import Store
 
     try:
-        store = DatabaseStateStore(using, tenant=tenant)
+        store = Store(using, tenant=tenant)
         if store.session(session_id).load().agent_type == PLANNER.agent_type:
             Agent(store, PLANNER, report=lambda event: _logger.info("%s", event)).run(session_id)
     except SessionBusy:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from example_project.agent import Agent, AgentKind, Reply, ToolCall
 from example_project.card_service import charge
 from example_project.spending import estimated_tokens
-from helix_store import DatabaseStateStore, Effect, Message, SubSessionRef
+from helix_store import Effect, Message, Store, SubSessionRef
 
 __all__ = ["PLANNER", "VISA_ADVISER", "start_trip"]
 
@@ -48,18 +48,20 @@ def _says(text: str) -> Message:
 
 def _ask_visa_adviser(call: ToolCall) -> dict[str, Any]:
     """Run the adviser in a sub-session. A second attempt continues the sub-session of the first."""
-    store, session_id, question = call.store, call.step.session.id, call.arguments["question"]
+    sessions, session_id, question = call.store.sessions, call.step.session.id, call.arguments["question"]
     sub_session_id = f"{session_id}.{call.tool_call_id}"
     ref = SubSessionRef(
         sub_session_id=sub_session_id,
         agent_type=VISA_ADVISER.agent_type,
         parent_tool_call_id=call.tool_call_id,
     )
-    store.add_sub_session_refs(session_id, [ref])
-    _start(store, sub_session_id, VISA_ADVISER.agent_type, question, parent_session_id=session_id)
+    sessions.add_sub_session_refs(session_id, [ref])
+    _start(call.store, sub_session_id, VISA_ADVISER.agent_type, question, parent_session_id=session_id)
     with call.spending.sub_agent(VISA_ADVISER.agent_type, sub_session_id):
-        state = Agent(store, VISA_ADVISER, report=call.report).run(sub_session_id)
-    store.update_sub_session_ref(session_id, sub_session_id, status=state.status.value, output=state.output)
+        state = Agent(call.store, VISA_ADVISER, report=call.report).run(sub_session_id)
+    sessions.update_sub_session_ref(
+        session_id, sub_session_id, status=state.status.value, output=state.output
+    )
     call.stage(merge_changes={"visa": state.output})
     return dict(state.output)
 
@@ -120,16 +122,16 @@ PLANNER: Final = AgentKind(
 )
 
 
-def start_trip(store: DatabaseStateStore, session_id: str, *, title: str) -> None:
+def start_trip(store: Store, session_id: str, *, title: str) -> None:
     """Create a session with the traveller's request."""
     wish = "Plan a weekend in Lisbon for two of us from Vienna, and book it."
     _start(store, session_id, PLANNER.agent_type, wish, title=title, user_id="ana@example.org")
 
 
-def _start(store: DatabaseStateStore, session_id: str, agent_type: str, wish: str, **fields: Any) -> None:
+def _start(store: Store, session_id: str, agent_type: str, wish: str, **fields: Any) -> None:
     """Create a session with a request, or find the session of a worker that died."""
-    state = store.load_state(session_id) or store.create_session(
+    state = store.sessions.load_state(session_id) or store.sessions.create_session(
         session_id, agent_type=agent_type, tags=["demo"], **fields
     )
     if state.message_count == 0:
-        store.append_messages(session_id, [{"role": "user", "content": wish}])
+        store.session(session_id).say({"role": "user", "content": wish})

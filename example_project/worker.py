@@ -111,7 +111,7 @@ def _work(
     # Models can be imported only after setup.
     from example_project.agent import Agent, answer_approval
     from example_project.travel import PLANNER
-    from helix_store.stores import DatabaseStateStore
+    from helix_store.stores import Store
 
     connections.settings[alias].update(database)
 
@@ -125,7 +125,7 @@ def _work(
             connection.recv()
 
     try:
-        store = DatabaseStateStore(alias, tenant=tenant)
+        store = Store(alias, tenant=tenant)
         if approves:
             answer_approval(store, session_id, approved=True)
         Agent(store, PLANNER, report=report).run(session_id)

@@ -7,6 +7,7 @@ from typing import Any
 from example_project.agent import Agent
 from example_project.travel import PLANNER, start_trip
 from helix_store.models import Session
+from helix_store.stores import Store
 from tests.admin.rows import store_of
 from tests.admin.test_clicking import _sign_in
 from tests.asgi_server import serving
@@ -14,12 +15,16 @@ from tests.browser import chromium
 from tests.databases import CommittedDatabase
 
 
+def _store(database: CommittedDatabase) -> Store:
+    return Store(database.alias, tenant=database.tenant)
+
+
 def _run_agent(database: CommittedDatabase, session_id: str) -> None:
-    Agent(store_of(database), PLANNER, report=lambda event: None).run(session_id)
+    Agent(_store(database), PLANNER, report=lambda event: None).run(session_id)
 
 
 def _waiting_trip(database: CommittedDatabase) -> Session:
-    start_trip(store_of(database), "trip", title="The booking waits for an approval")
+    start_trip(_store(database), "trip", title="The booking waits for an approval")
     _run_agent(database, "trip")
     return Session.objects.using(database.alias).get(tenant=database.tenant, session_id="trip")
 

@@ -23,7 +23,7 @@ from helix_store.core.types import (
 )
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import StagedChange
-from helix_store.stores import DatabaseStateStore
+from helix_store.stores import Store
 from tests.databases import CommittedDatabase
 
 CONVERSATION = [
@@ -43,12 +43,12 @@ def _ignore(event: Event) -> None:
     pass
 
 
-def _store_of(database: CommittedDatabase) -> DatabaseStateStore:
-    return DatabaseStateStore(database.alias, tenant=database.tenant)
+def _store_of(database: CommittedDatabase) -> Store:
+    return Store(database.alias, tenant=database.tenant)
 
 
-def _state(store: DatabaseStateStore, session_id: str) -> SessionState:
-    state = store.load_state(session_id)
+def _state(store: Store, session_id: str) -> SessionState:
+    state = store.sessions.load_state(session_id)
     assert state is not None
     return state
 
@@ -64,12 +64,12 @@ def _shape(messages: list[Message]) -> list[tuple[str, list[str] | None]]:
     ]
 
 
-def _charge_counts(store: DatabaseStateStore, session_id: str) -> dict[str, int]:
+def _charge_counts(store: Store, session_id: str) -> dict[str, int]:
     """How often the card service has charged for each effect of a session."""
-    return {effect.id: len(charges(effect.key)) for effect in store.list_effects(session_id).items}
+    return {effect.id: len(charges(effect.key)) for effect in store.sessions.list_effects(session_id).items}
 
 
-def _plan_trip(store: DatabaseStateStore, session_id: str) -> None:
+def _plan_trip(store: Store, session_id: str) -> None:
     """Run a trip to its end with nothing going wrong."""
     start_trip(store, session_id, title="Lisbon")
     agent = Agent(store, PLANNER, report=_ignore)
@@ -83,20 +83,20 @@ def test_a_trip_is_planned_approved_and_booked(committed_db: CommittedDatabase) 
     _plan_trip(store, "trip")
     state = _state(store, "trip")
     assert state.status is SessionStatus.COMPLETED
-    assert _shape(store.get_messages("trip").messages) == CONVERSATION
+    assert _shape(store.sessions.get_messages("trip").messages) == CONVERSATION
     assert state.custom_state["flights"] == [{"flight": "TP 1357", "price_eur": 184}]
     assert state.custom_state["hotels"] == [{"hotel": "Casa do Rio", "price_eur": 210}]
     assert state.custom_state["booking"]["reference"] == "LX-4711"
     assert state.custom_state["booking"]["charged_eur"] == 394
     assert _charge_counts(store, "trip") == {"call-book": 1}
-    assert [checkpoint.message_count for checkpoint in store.list_checkpoints("trip").items] == [
+    assert [checkpoint.message_count for checkpoint in store.sessions.list_checkpoints("trip").items] == [
         9,
         8,
         7,
         6,
         3,
     ]
-    statuses = [(run.turn, run.status) for run in store.list_runs("trip")]
+    statuses = [(run.turn, run.status) for run in store.sessions.list_runs("trip")]
     assert statuses == [(2, RunStatus.COMPLETED), (1, RunStatus.SUSPENDED_CLIENT_TOOL)]
 
 
@@ -105,11 +105,14 @@ def test_the_sub_agent_is_a_session_below_the_one_that_asked(
 ) -> None:
     store = _store_of(committed_db)
     _plan_trip(store, "trip")
-    (ref,) = store.get_sub_session_refs("trip")
+    (ref,) = store.sessions.get_sub_session_refs("trip")
     child = _state(store, ref.sub_session_id)
     assert (ref.status, ref.output, ref.parent_tool_call_id) == ("completed", child.output, "call-visa")
     assert (child.parent_session_id, child.root_session_id) == ("trip", "trip")
-    assert _shape(store.get_messages(child.session_id).messages) == [("user", None), ("assistant", None)]
+    assert _shape(store.sessions.get_messages(child.session_id).messages) == [
+        ("user", None),
+        ("assistant", None),
+    ]
 
 
 def test_a_session_waits_for_its_approval_however_often_it_is_run(committed_db: CommittedDatabase) -> None:
@@ -134,7 +137,7 @@ def test_what_a_person_refuses_is_not_done(committed_db: CommittedDatabase) -> N
     state = _state(store, "trip")
     assert state.status is SessionStatus.COMPLETED
     assert "booking" not in state.custom_state
-    assert "refused" in json.loads(store.get_messages("trip").messages[7]["content"])
+    assert "refused" in json.loads(store.sessions.get_messages("trip").messages[7]["content"])
     assert _charge_counts(store, "trip") == {}
 
 
@@ -149,7 +152,7 @@ def test_an_approval_is_given_in_another_process_and_the_session_resumes_there(
     state = _state(store, "trip")
     assert (state.status, state.resume_count) == (SessionStatus.COMPLETED, 1)
     assert state.completed_client_tool_calls["call-book"]["approved"] is True
-    assert _shape(store.get_messages("trip").messages) == CONVERSATION
+    assert _shape(store.sessions.get_messages("trip").messages) == CONVERSATION
 
 
 def test_a_worker_that_dies_right_after_resuming_loses_no_answer(committed_db: CommittedDatabase) -> None:
@@ -158,7 +161,7 @@ def test_a_worker_that_dies_right_after_resuming_loses_no_answer(committed_db: C
     agent = Agent(store, PLANNER, report=_ignore)
     agent.run("trip")
     answer_approval(store, "trip", approved=True)
-    store.resume("trip")
+    store.sessions.resume("trip")
     agent.run("trip")
     state = _state(store, "trip")
     assert state.status is SessionStatus.COMPLETED
@@ -171,7 +174,7 @@ def test_nobody_deciding_in_time_is_a_refusal(committed_db: CommittedDatabase) -
     agent = Agent(store, PLANNER, report=_ignore)
     agent.run("trip")
     deadline = _state(store, "trip").pending_client_tool_calls["call-book"]["deadline"]
-    summary = expired_session_cleanup(state_store=store, workspace_providers={}, now=deadline)
+    summary = expired_session_cleanup(state_store=store.sessions, workspace_providers={}, now=deadline)
     assert summary.defaults_applied == 1
     agent.run("trip")
     state = _state(store, "trip")
@@ -192,11 +195,11 @@ def test_tools_of_one_step_run_side_by_side(committed_db: CommittedDatabase) -> 
     calls = [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in names]
     model = _Lines({"role": "assistant", "tool_calls": calls}, {"role": "assistant", "content": "done"})
     kind = AgentKind("meeting", model, dict.fromkeys(names, meet))
-    store.create_session("meeting", agent_type="meeting")
+    store.sessions.create_session("meeting", agent_type="meeting")
     Agent(store, kind, report=_ignore).run("meeting")
     state = _state(store, "meeting")
     assert state.custom_state == {"first": "met", "second": "met"}
-    assert [message["content"] for message in store.get_messages("meeting").messages[1:3]] == [
+    assert [message["content"] for message in store.sessions.get_messages("meeting").messages[1:3]] == [
         '"first"',
         '"second"',
     ]
@@ -227,7 +230,7 @@ def test_killed_workers_leave_a_session_that_others_end_like_an_undisturbed_one(
     assert _shape(killed.messages) == CONVERSATION
     assert killed.state.status is SessionStatus.COMPLETED
     assert waiting.state.status is SessionStatus.PAUSED
-    runs = store.list_runs(killed.state.session_id)
+    runs = store.sessions.list_runs(killed.state.session_id)
     assert [(run.turn, run.status) for run in runs] == [
         (5, RunStatus.COMPLETED),
         (4, RunStatus.INTERRUPTED),
@@ -244,7 +247,7 @@ def test_killed_workers_leave_a_session_that_others_end_like_an_undisturbed_one(
     assert lines[paid - 1].endswith("call-book: the service answers {'charged_eur': 394}")
     assert "Nobody knows whether the effect 'call-book' (book_trip) happened" in "\n".join(lines[paid:])
     assert (killed.charge_count, undisturbed.charge_count, waiting.charge_count) == (1, 1, 0)
-    (effect,) = store.list_effects(killed.state.session_id).items
+    (effect,) = store.sessions.list_effects(killed.state.session_id).items
     assert (effect.state, effect.result, effect.attempt) == ("done", {"charged_eur": 394}, 1)
     assert effect.actors == ["the demo"]
 
@@ -254,7 +257,9 @@ def test_what_a_dead_worker_staged_for_a_call_that_is_not_repeated_is_dropped(
 ) -> None:
     store = _store_of(committed_db)
     start_trip(store, "trip", title="Lisbon")
-    store.stage_changes("trip", "step-1", {"tool_call_id": "other", "merge_changes": {"left": "behind"}})
+    store.sessions.stage_changes(
+        "trip", "step-1", {"tool_call_id": "other", "merge_changes": {"left": "behind"}}
+    )
     Agent(store, PLANNER, report=_ignore).run("trip")
     assert "left" not in _state(store, "trip").custom_state
 
@@ -276,7 +281,7 @@ class _EndsAfter:
             raise _WorkerGone
 
 
-def _run_with_a_break(store: DatabaseStateStore, session_id: str, *, after_reports: int) -> bool:
+def _run_with_a_break(store: Store, session_id: str, *, after_reports: int) -> bool:
     """Run a session by a worker that ends early, and then by one that does not; whether the first one did."""
     try:
         Agent(store, PLANNER, report=_EndsAfter(after_reports)).run(session_id)
@@ -289,13 +294,13 @@ def _run_with_a_break(store: DatabaseStateStore, session_id: str, *, after_repor
     return False
 
 
-def _settle_unknown_effects(store: DatabaseStateStore, session_id: str) -> bool:
+def _settle_unknown_effects(store: Store, session_id: str) -> bool:
     """Settle effects by what the card service says; whether there were any."""
-    unknown = store.list_effects(session_id, states=["unknown"]).items
+    unknown = store.sessions.list_effects(session_id, states=["unknown"]).items
     for effect in unknown:
         receipts = charges(effect.key)
         result = receipts[0] if receipts else None
-        store.settle_effect(session_id, effect.id, done=bool(receipts), result=result)
+        store.sessions.settle_effect(session_id, effect.id, done=bool(receipts), result=result)
     return bool(unknown)
 
 
@@ -303,7 +308,7 @@ def test_wherever_a_worker_ends_the_session_ends_the_same(committed_db: Committe
     store = _store_of(committed_db)
     _plan_trip(store, "undisturbed")
     expected = _state(store, "undisturbed")
-    messages = store.get_messages("undisturbed").messages
+    messages = store.sessions.get_messages("undisturbed").messages
     breaks = 0
     for after_reports in range(20):
         session_id = f"trip-{after_reports}"
@@ -312,12 +317,12 @@ def test_wherever_a_worker_ends_the_session_ends_the_same(committed_db: Committe
         answer_approval(store, session_id, approved=True)
         breaks += _run_with_a_break(store, session_id, after_reports=after_reports)
         state = _state(store, session_id)
-        assert store.get_messages(session_id).messages == messages
+        assert store.sessions.get_messages(session_id).messages == messages
         assert (state.custom_state, state.output) == (expected.custom_state, expected.output)
         assert state.status is expected.status
-        assert len(store.get_sub_session_refs(session_id)) == 1
+        assert len(store.sessions.get_sub_session_refs(session_id)) == 1
         assert _charge_counts(store, session_id) == {"call-book": 1}
-        assert store.get_current_run(session_id) is None
+        assert store.sessions.get_current_run(session_id) is None
         staged = StagedChange.objects.using(committed_db.alias).filter(session__tenant=committed_db.tenant)
         assert not staged.exists()
     assert breaks == 13 + 6

@@ -13,7 +13,7 @@ from django.db import transaction
 from example_project.agent import Agent, answer_approval
 from example_project.next_turns import stop_taking_turns, take_next_turns
 from example_project.travel import PLANNER, start_trip
-from helix_store import DatabaseStateStore, SessionStatus
+from helix_store import SessionStatus, Store
 from helix_store.core.ids import new_id
 from tests.admin.conftest import browser_on
 from tests.admin.test_operations import address, row_of
@@ -22,9 +22,9 @@ from tests.example.test_printed_commands import ROOT
 
 
 @pytest.fixture
-def waiting(committed_db: CommittedDatabase) -> tuple[DatabaseStateStore, str]:
+def waiting(committed_db: CommittedDatabase) -> tuple[Store, str]:
     """The store and the id of a trip that waits for an approval."""
-    store, session_id = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant), new_id()
+    store, session_id = Store(committed_db.alias, tenant=committed_db.tenant), new_id()
     start_trip(store, session_id, title="A trip")
     Agent(store, PLANNER, report=lambda event: None).run(session_id)
     return store, session_id
@@ -41,7 +41,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(("approved", "end"), [(True, "LX-4711"), (False, "did not approve")])
 def test_an_answer_continues_the_trip(
-    waiting: tuple[DatabaseStateStore, str], receiver: None, approved: bool, end: str
+    waiting: tuple[Store, str], receiver: None, approved: bool, end: str
 ) -> None:
     store, session_id = waiting
     with transaction.atomic(store.alias):
@@ -54,7 +54,7 @@ def test_an_answer_continues_the_trip(
 
 
 def test_an_approval_in_the_admin_shows_the_finished_trip(
-    waiting: tuple[DatabaseStateStore, str], receiver: None, committed_db: CommittedDatabase
+    waiting: tuple[Store, str], receiver: None, committed_db: CommittedDatabase
 ) -> None:
     store, session_id = waiting
     (tool_call_id, call) = next(iter(store.session(session_id).load().pending_client_tool_calls.items()))
@@ -73,7 +73,7 @@ def test_an_approval_in_the_admin_shows_the_finished_trip(
 
 
 def test_a_session_that_somebody_drives_is_left_to_them(
-    waiting: tuple[DatabaseStateStore, str], receiver: None, caplog: pytest.LogCaptureFixture
+    waiting: tuple[Store, str], receiver: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, session_id = waiting
     with store.session(session_id).turn():

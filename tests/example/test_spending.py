@@ -19,7 +19,7 @@ from example_project.transcripts import Transcript, read_transcripts, replay
 from example_project.travel import PLANNER, start_trip
 from helix_store.core.types import Message
 from helix_store.core.usage import CallStats
-from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from helix_store.stores import DatabaseUsageStore, Store
 from helix_store.testing.usage.base import rolled_up
 from tests.databases import CommittedDatabase
 
@@ -39,8 +39,8 @@ def _ignore(event: Event) -> None:
 
 
 @pytest.fixture
-def store(committed_db: CommittedDatabase) -> DatabaseStateStore:
-    return DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+def store(committed_db: CommittedDatabase) -> Store:
+    return Store(committed_db.alias, tenant=committed_db.tenant)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def usage(committed_db: CommittedDatabase) -> DatabaseUsageStore:
     return DatabaseUsageStore(committed_db.alias, tenant=committed_db.tenant)
 
 
-def test_a_trip_and_its_adviser_add_up(store: DatabaseStateStore, usage: DatabaseUsageStore) -> None:
+def test_a_trip_and_its_adviser_add_up(store: Store, usage: DatabaseUsageStore) -> None:
     start_trip(store, "trip", title="Lisbon")
     Agent(store, PLANNER, report=_ignore).run("trip")
     answer_approval(store, "trip", approved=True)
@@ -68,9 +68,7 @@ def test_a_trip_and_its_adviser_add_up(store: DatabaseStateStore, usage: Databas
     assert [entry.step_count for entry in usage.get_entries("trip", kinds=["tokens"])] == [1, 2, 3, 5]
 
 
-def test_what_a_killed_worker_spent_counts_too(
-    committed_db: CommittedDatabase, store: DatabaseStateStore
-) -> None:
+def test_what_a_killed_worker_spent_counts_too(committed_db: CommittedDatabase, store: Store) -> None:
     killed, undisturbed, waiting = demonstrate_agent(
         store, committed_db.alias, report=lambda line, emphasis="none": None
     )
@@ -80,13 +78,13 @@ def test_what_a_killed_worker_spent_counts_too(
 @pytest.mark.skipif(
     find_spec("genai_prices") is None, reason="genai-prices, the extra `prices`, is not installed"
 )
-def test_what_a_trip_spends_has_a_price(store: DatabaseStateStore, usage: DatabaseUsageStore) -> None:
+def test_what_a_trip_spends_has_a_price(store: Store, usage: DatabaseUsageStore) -> None:
     start_trip(store, "trip", title="Lisbon")
     Agent(store, PLANNER, report=_ignore).run("trip")
     assert rolled_up(usage, "trip").cost_usd > Decimal(0)
 
 
-def test_a_tool_that_fails_counts_as_a_failure(store: DatabaseStateStore, usage: DatabaseUsageStore) -> None:
+def test_a_tool_that_fails_counts_as_a_failure(store: Store, usage: DatabaseUsageStore) -> None:
     class Model:
         def reply(self, history: Any) -> Reply:
             calls = [{"id": "call", "function": {"name": "break", "arguments": "{}"}}]
@@ -95,7 +93,7 @@ def test_a_tool_that_fails_counts_as_a_failure(store: DatabaseStateStore, usage:
     def fail(call: ToolCall) -> None:
         raise ConnectionError("The other side hung up.")
 
-    store.create_session("session", agent_type="breaker")
+    store.new_session("session", agent_type="breaker")
     with pytest.raises(ConnectionError):
         Agent(store, AgentKind("breaker", Model(), {"break": fail}), report=_ignore).run("session")
     stats = rolled_up(usage).tool_stats.by_tool["break"]
@@ -103,11 +101,11 @@ def test_a_tool_that_fails_counts_as_a_failure(store: DatabaseStateStore, usage:
 
 
 def test_a_recorded_conversation_adds_up_however_often_it_is_replayed(
-    store: DatabaseStateStore, usage: DatabaseUsageStore
+    store: Store, usage: DatabaseUsageStore
 ) -> None:
     read = [len(json.dumps(message)) for message in CHAT]
     for stored in (0, 2, 5, 5):
-        replay(store, Transcript("chat", CHAT[:stored]))
+        replay(store.sessions, Transcript("chat", CHAT[:stored]))
         rollup = rolled_up(usage, "chat")
     assert rollup.tool_stats.by_tool == {"search": CallStats(calls=2, failures=1)}
     assert rollup.tokens.prompt == read[0] // 4 + sum(read[:4]) // 4
@@ -118,14 +116,14 @@ def test_a_recorded_conversation_adds_up_however_often_it_is_replayed(
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="the recorded trajectories are not beside the repository")
 def test_recorded_trajectories_add_up_to_what_their_files_hold(
-    store: DatabaseStateStore, usage: DatabaseUsageStore, tmp_path: Path
+    store: Store, usage: DatabaseUsageStore, tmp_path: Path
 ) -> None:
     with lzma.open(RECORDED, "rt", encoding="utf-8") as stream:
         recorded = json.load(stream)[:20]
     path = tmp_path / "recorded.json"
     path.write_text(json.dumps(recorded))
     for transcript in read_transcripts(path):
-        replay(store, transcript)
+        replay(store.sessions, transcript)
         results = [message for message in transcript.messages if message["role"] == "tool"]
         answers = [message for message in transcript.messages if message["role"] == "assistant"]
         rollup = rolled_up(usage, transcript.session_id)

@@ -24,7 +24,7 @@ from example_project.replay import ReplaySummary, replay_file
 from example_project.transcripts import TranscriptError
 from helix_store.exceptions import HelixStoreError
 from helix_store.models import Session
-from helix_store.stores import DatabaseStateStore
+from helix_store.stores import Store
 
 DEMO_USER = "demo"
 ADDRESS = "http://127.0.0.1:8000"
@@ -80,7 +80,7 @@ class Command(BaseCommand):
             raise CommandError("--verify needs --transcripts.", returncode=2)
         self.is_silent = verbosity == 0
         self.migrate(database)
-        store = DatabaseStateStore(database, tenant=tenant)
+        store = Store(database, tenant=tenant)
         trips: Sequence[TripSummary] = []
         try:
             if transcripts is None:
@@ -89,7 +89,7 @@ class Command(BaseCommand):
             else:
                 with stop_requests() as stop:
                     summary = replay_file(
-                        store, transcripts, progress=self.progress, stop=stop, verify=verify
+                        store.sessions, transcripts, progress=self.progress, stop=stop, verify=verify
                     )
                 self.show_replay(summary, format)
         except (HelixStoreError, TranscriptError) as exc:
@@ -154,7 +154,7 @@ class Command(BaseCommand):
     def show(self, rows: Sequence[dict[str, Any]], document: dict[str, Any], format: str) -> None:
         self.stdout.write(json.dumps(document, indent=2) if format == "json" else table(rows))
 
-    def show_server(self, store: DatabaseStateStore, trips: Sequence[TripSummary]) -> None:
+    def show_server(self, store: Store, trips: Sequence[TripSummary]) -> None:
         """Print how to open the pages, with a new user if that is safe."""
         self.say("Start the server:", "heading")
         self.say(f"  {server_line()}")
@@ -177,7 +177,7 @@ class Command(BaseCommand):
         if user.is_superuser and user.check_password(DEMO_USER):
             self.say(f"Sign in as {DEMO_USER} with the password {DEMO_USER}: a superuser for this demo only.")
 
-    def show_approval(self, store: DatabaseStateStore, trip: TripSummary) -> None:
+    def show_approval(self, store: Store, trip: TripSummary) -> None:
         options = {}
         if store.alias != router.db_for_write(Session):
             options["using"] = store.alias
@@ -188,7 +188,7 @@ class Command(BaseCommand):
         self.say(f"  {approval_line(trip.state.session_id, **options)}")
 
 
-def effects_page(store: DatabaseStateStore, trip: TripSummary) -> str:
+def effects_page(store: Store, trip: TripSummary) -> str:
     """Return the address of the admin's page with the effects of a session."""
     sessions = Session.objects.using(store.alias)
     session = sessions.get(tenant=store.tenant, session_id=trip.state.session_id)
