@@ -9,14 +9,23 @@
     source.after(picture);
     return picture;
   });
+  const READABLE = 0.62; // of the natural width
   const texts = sources.map((source) => source.querySelector("code").textContent);
 
   const draw = async () => {
     const isDark = document.body.getAttribute("data-md-color-scheme") === "slate";
-    mermaid.initialize({ startOnLoad: false, theme: isDark ? "dark" : "neutral", fontFamily: "inherit" });
+    mermaid.initialize({
+      startOnLoad: false,
+      fontFamily: "inherit",
+      theme: isDark ? "dark" : "neutral",
+      themeVariables: isDark ? { edgeLabelBackground: "#1e2129" } : {},
+    });
     for (const [index, text] of texts.entries()) {
       const { svg } = await mermaid.render(`diagram-${index}`, text);
       pictures[index].innerHTML = svg;
+      // A wide diagram scrolls on a telephone: otherwise its text would be too small to read.
+      const drawn = pictures[index].firstElementChild;
+      drawn.style.minWidth = `${READABLE * parseFloat(drawn.style.maxWidth)}px`;
       sources[index].hidden = true;
     }
     document.body.dataset.diagrams = isDark ? "dark" : "light";

@@ -11,14 +11,18 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from threading import Thread
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.browser import chromium
 from tests.docs.projects import Project
 from tests.docs.test_examples import ROOT
 
@@ -138,6 +142,51 @@ def test_the_code_of_the_site_and_of_the_twins_is_that_of_the_pages(site: Path) 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
     for language, code in _FENCE.findall(text):
         yield _SHOWN_AS.get(language, language), textwrap.dedent(code).rstrip("\n")
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The address of a server of the site."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=site)) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_every_diagram_is_drawn_in_both_schemes_and_fits(width: int, address: str) -> None:
+    pages = [page.stem for page in _PAGES if "```mermaid" in page.read_text()]
+    assert len(pages) > 7
+    with chromium() as browser:
+        browser.resize(width, 844)
+        for page in pages:
+            browser.open(f"{address}/{page}/")
+            for scheme, drawn in (("slate", "dark"), ("default", "light")):
+                browser.run(f"document.body.setAttribute('data-md-color-scheme', '{scheme}')")
+                browser.run(_TELL_WHAT_IS_DRAWN)
+                browser.until("#drawn", equals=drawn)
+                assert browser.content_width() <= width
+            sources = browser.run("return document.querySelectorAll('pre.language-mermaid').length")
+            assert browser.run("return document.querySelectorAll('.diagram > svg').length") == sources
+            assert browser.complaints() == []
+
+
+_TELL_WHAT_IS_DRAWN: Final = """
+    const shown = document.getElementById('drawn') ?? document.body.appendChild(document.createElement('i'));
+    shown.id = 'drawn';
+    const tell = () => { shown.textContent = document.body.dataset.diagrams ?? ''; };
+    new MutationObserver(tell).observe(document.body, { attributeFilter: ['data-diagrams'] });
+    tell();
+"""
 
 
 @pytest.mark.parametrize(("page", "commands"), [("quickstart", 11), ("tutorial", 28)])
