@@ -23,6 +23,8 @@ _PATIENCE_SECONDS: Final = 60.0
 _STARTS: Final = 5
 """A driver ends if its port is free in only one of the two families of addresses."""
 
+_KEYS: Final = {"TAB": "\ue004", "ENTER": "\ue007"}
+
 
 class Browser:
     """One tab."""
@@ -54,6 +56,13 @@ class Browser:
     def fill(self, selector: str, text: str) -> None:
         """Type a text into an empty field."""
         self._request("POST", f"{self._element(selector)}/value", {"text": text})
+
+    def press(self, *keys: str) -> None:
+        """Press keys one after the other, such as ``TAB``."""
+        codes = [_KEYS.get(key, key) for key in keys]
+        moves = [{"type": kind, "value": code} for code in codes for kind in ("keyDown", "keyUp")]
+        keyboard = {"type": "key", "id": "keyboard", "actions": moves}
+        self._request("POST", f"{self._session}/actions", {"actions": [keyboard]})
 
     def _element(self, selector: str) -> str:
         using = {"using": "css selector", "value": selector}

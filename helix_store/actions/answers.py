@@ -226,6 +226,10 @@ class Answer(SessionAction):
         },
     }
 
+    def is_permitted(self, user: Any) -> bool:
+        """Return whether the user may answer calls or change sessions, which includes it."""
+        return bool(user.has_perm(f"{Session._meta.app_label}.answer_call")) or super().is_permitted(user)
+
     def changes(self, row: Any, given: Mapping[str, Any]) -> list[Change]:
         if "edit" not in given:
             return []

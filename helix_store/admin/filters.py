@@ -39,7 +39,7 @@ from helix_store.stores.conditions import CONDITIONS, StuckSession, find_keys, i
 
 REASON_LENGTH: Final = 60
 
-_LONGEST_CALLS: Final = 200_000
+LONGEST_CALLS: Final = 200_000
 """The maximum number of characters of pending tool calls that a list reads."""
 
 _MOST_ANSWERED: Final = 1_000
@@ -87,7 +87,7 @@ def _is_waiting(session: Any) -> bool:
 
 
 def _open_tools(keys: list[int], using: str) -> Iterable[tuple[int, list[str] | None]]:
-    pending = PayloadText(Substr("pending_client_tool_calls", 1, _LONGEST_CALLS + 1))
+    pending = PayloadText(Substr("pending_client_tool_calls", 1, LONGEST_CALLS + 1))
     completed = ExpressionWrapper(Q(completed_client_tool_calls__isnull=False), output_field=BooleanField())
     rows = Session.objects.using(using).filter(pk__in=keys).order_by()
     for key, text, has_completed in rows.values_list("pk", pending, completed):
@@ -95,7 +95,7 @@ def _open_tools(keys: list[int], using: str) -> Iterable[tuple[int, list[str] | 
 
 
 def _tools_in(pending: str | None) -> list[str] | None:
-    if pending is None or len(pending) > _LONGEST_CALLS:
+    if pending is None or len(pending) > LONGEST_CALLS:
         return None
     try:
         calls = ToolCalls.stored(pending, None).unanswered.values()

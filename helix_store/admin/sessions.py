@@ -27,7 +27,8 @@ from helix_store.actions import SESSION_ACTIONS
 from helix_store.actions.answers import ANSWER
 from helix_store.actions.sessions import CLEAR_INTERRUPT, DELETE, MARK_FAILED, Action, Interrupt
 from helix_store.actions.upkeep import CLEAN_UP
-from helix_store.admin.base import OF_SESSION
+from helix_store.admin.approvals import inbox
+from helix_store.admin.base import OF_SESSION, refuse_surrogates
 from helix_store.admin.elements import (
     NOTHING,
     badge,
@@ -528,6 +529,7 @@ class SessionPage(OperatedAdmin):
         return [
             path("<path:object_id>/state.json", state, name=f"{name}_state"),
             path("<path:object_id>/conversation", conversation, name=f"{name}_conversation"),
+            path("approvals/", self.admin_site.admin_view(self.approvals_view), name=f"{name}_approvals"),
             *super().get_urls(),
         ]
 
@@ -544,6 +546,15 @@ class SessionPage(OperatedAdmin):
         if isinstance(session, HttpResponseRedirect):
             return session
         return conversation_file(SessionView(request=request, page=self, session=session))
+
+    def approvals_view(self, request: HttpRequest) -> HttpResponse:
+        """Return the inbox of a user who answers calls."""
+        refuse_surrogates(request)
+        if not self.has_view_permission(request) or not ANSWER.is_permitted(request.user):
+            raise PermissionDenied
+        address = self.view_url(Session, "approvals")
+        context = {"title": gettext("Calls to answer"), **inbox(self, request, address)}
+        return self.rendered(request, "admin/helix_store/approvals.html", context)
 
     def page_context(self, request: HttpRequest, row: Session, section: str = "") -> dict[str, Any]:
         view = SessionView(request=request, page=self, session=row, section=section)
@@ -640,6 +651,13 @@ class SessionAdmin(SessionPage, SessionTable):
     side_lists: ClassVar = {"graphs": GraphSessions, "snapshots": SnapshotThreads}
 
     user = column("user_id", _("user"), narrow)
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        context = super().list_context(request)
+        if ANSWER.is_permitted(request.user):
+            inbox_link = (_("Calls to answer"), self.view_url(Session, "approvals"))
+            context["side_links"] = [inbox_link, *context["side_links"]]
+        return context
 
     def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
         """Set the reason for each session's wait, its condition, and the amount that it has spent."""

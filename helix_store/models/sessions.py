@@ -148,6 +148,7 @@ class Session(models.Model):
         db_table = table_name("session")
         verbose_name = _("session")
         verbose_name_plural = _("sessions")
+        permissions = [("answer_call", _("Can answer calls"))]
         constraints = [
             unique("session_id_uniq", ["tenant", "session_id"]),
             one_of("session_status_ck", "status", SessionStatus),

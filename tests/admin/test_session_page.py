@@ -331,7 +331,10 @@ def test_a_call_can_be_approved_and_the_page_tells_who_did(browser: Browser) -> 
     assert re.search(r"approved \d+ seconds? ago by user-[0-9a-f]+", text)
     assert "cheap enough" in text
     store.take_tool_results("s")
-    assert re.search(r"1 answered call call-1 approved .* by user-[0-9a-f]+", _section(browser, "waits").text)
+    assert re.search(
+        r'1 answered call book call-1 .*"total_eur": 394 } approved .* by user-',
+        _section(browser, "waits").text,
+    )
 
 
 def test_a_viewer_sees_a_call_without_a_form(visitor: Browser) -> None:

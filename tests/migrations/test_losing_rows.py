@@ -25,7 +25,7 @@ from helix_store.stores import (
 from helix_store.testing.usage.base import custom
 from tests.migrations.conftest import FreshDatabase
 
-NEWEST = "0017_stuck_sessions"
+NEWEST = "0018_answer_permission"
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ DIGESTS: Final[dict[str, str]] = {
     "helix_store.0014_leftovers_of_moves": "484dc45e93367bc3",
     "helix_store.0016_effects": "47a8b74fb487458f",
     "helix_store.0017_stuck_sessions": "ebb724951c3f23a0",
+    "helix_store.0018_answer_permission": "255be74434decff9",
     "helix_store_claude_agent.0001_sessions": "db74547993d4d258",
     "helix_store_langgraph.0001_checkpoints": "c6564e5b74511455",
     "helix_store_langgraph.0002_memories": "424878c2eff1254c",

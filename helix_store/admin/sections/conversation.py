@@ -26,6 +26,7 @@ from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import clock, duration, identifier, link, printable, stamp
 from helix_store.admin.records import item_preview
 from helix_store.admin.sections.section import NOT_IN_A_NAME, Section, SessionView
+from helix_store.admin.sections.waits import mark_approvals
 from helix_store.catalogue import ConversationPage, ConversationStep, Table, conversations, tables
 from helix_store.catalogue.table import WholeConversation
 from helix_store.core.limits import MAX_BIGINT
@@ -89,6 +90,8 @@ class Conversation(Section):
             names.insert(0, "")
         chosen = asked if asked in names else names[0]
         shown = _of_adapter(view, chosen, pages[chosen]) if chosen else self._own(view)
+        calls = (said for block in shown["blocks"] for said in block["said"] or ())
+        mark_approvals(view, {said["key"]: said for said in calls if said["kind"] == "call" and said["key"]})
         is_empty = not shown["blocks"] and not any(page.total for page in pages.values())
         named = [
             {"name": name or _("Messages"), "url": "" if name == chosen else view.url(of=name)}
@@ -490,6 +493,8 @@ def _one(part: Part, limit: int, room: int) -> dict[str, Any]:
         "rest": text[cut:],
         "name": printable(part.name[:most]),
         "call_id": printable((part.call_id or "")[:most]),
+        "key": part.call_id or "",
+        "given": part.text,
         "fields": fields,
         "is_error": part.is_error,
         "is_cut": max(map(len, (part.text, part.rest, part.name, part.call_id or ""))) > most,

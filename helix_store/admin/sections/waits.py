@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
 
+from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -40,11 +44,14 @@ from helix_store.core import moments
 from helix_store.core.approvals import canonical_json, digest_of_canonical
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.transcript import visible, visible_json
+from helix_store.exceptions import HelixStoreError, IntegrityFault
 from helix_store.models import Decision, DecisionOutcome, Post, StagedChange
 from helix_store.models.sessions import PostState
 from helix_store.reports.payloads import (
     changes_between,
     difference_pages,
+    document_of,
+    document_start,
     few_changes,
     has_levels,
     json_start,
@@ -77,6 +84,18 @@ def open_calls(document: Any) -> list[tuple[str, dict[str, Any]]]:
     return list(ToolCalls(document if isinstance(document, dict) else {}, {}).unanswered.items())
 
 
+def open_call(view: SessionView, key: str) -> dict[str, Any] | None:
+    """Return one open call of a session as the section shows it, or ``None`` if it is no longer open."""
+    view.read("pending_client_tool_calls", "live_decisions")
+    pending = view.whole_document("pending_client_tool_calls")
+    if not isinstance(pending, dict) or key not in pending or _is_answered(pending[key]):
+        return None
+    live = LiveDecisions(view.document("live_decisions"))
+    people = People.of([(key, pending[key])], live)
+    (call,) = _open(view, {key: pending[key]}, view.button(ANSWER), people, {}, live)
+    return call
+
+
 class Waits(Section):
     name = "waits"
     label = _("Waiting")
@@ -99,11 +118,11 @@ class Waits(Section):
         newest = list(answered)[-_CALLS:][::-1]
         live = LiveDecisions(view.document("live_decisions"))
         people = People.of([*_items(pending), *newest], live)
-        used = _used(view, [key for key, call in (*_items(pending), *newest) if _is_answered(call)])
+        finals = _finals(view, [key for key, call in (*_items(pending), *newest) if _is_answered(call)])
         return {
-            "pending": _open(view, pending, button, people, used, live),
+            "pending": _open(view, pending, button, people, finals, live),
             "pending_text": _damaged_text(view, "pending_client_tool_calls", pending),
-            "completed": [_call(key, call, None, people, used.get(key, "")) for key, call in newest],
+            "completed": [_call(key, call, None, people, finals.get(key)) for key, call in newest],
             "completed_count": len(answered),
             "completed_text": _damaged_text(view, "completed_client_tool_calls", completed),
             "elsewhere": self._elsewhere(view),
@@ -146,40 +165,104 @@ class Waits(Section):
         }
 
 
+_DECIDED: Final = (
+    *("tool_call_id", "outcome", "is_final", "actor", "reason", "decided_at"),
+    *("used_by_step", "used_by_effect"),
+)
+
+
+def _read_decisions(decisions: QuerySet[Any]) -> list[dict[str, Any]]:
+    """Return the newest decisions with the starts of what was approved, the newest first."""
+    content = document_start("content")
+    return list(decisions.order_by("-version").values(*_DECIDED, content_start=content)[:_CALLS])
+
+
 def _decisions(view: SessionView) -> list[dict[str, Any]]:
     """Return the newest decisions about approvals: who has answered which call, what, and when."""
     if not view.may_view(Decision):
         return []
-    columns = ("tool_call_id", "outcome", "is_final", "actor", "reason", "decided_at")
-    rows = view.rows(Decision).order_by("-version").values(*columns, "used_by_step", "used_by_effect")
-    found = list(rows[:_CALLS])
+    found = _read_decisions(view.rows(Decision))
     people = People.of_actors(row["actor"] for row in found)
-    labels = dict(DecisionOutcome.choices)
-    return [
-        {
-            "call": visible(row["tool_call_id"]),
-            "outcome": labels.get(row["outcome"], visible(row["outcome"])),
-            "is_final": row["is_final"],
-            "by": people.named(row["actor"]),
-            "reason": visible(row["reason"] or ""),
-            "at": distance(row["decided_at"]),
-            "used_by": visible(row["used_by_step"] or row["used_by_effect"] or ""),
-        }
-        for row in found
-    ]
+    return [_decided(row, people) for row in found]
+
+
+def _decided(row: dict[str, Any], people: People) -> dict[str, Any]:
+    """Return a decision for a page. ``arguments`` is the approved input, or `UNREADABLE` if it is unknown."""
+    tool, arguments = "", UNREADABLE
+    if row["content_start"] is not None:
+        with suppress(IntegrityFault, RecursionError, ValueError, TypeError):
+            tool, arguments = document_of(row["content_start"])
+    step, effect = row["used_by_step"], row["used_by_effect"]
+    return {
+        "call": visible(row["tool_call_id"]),
+        "tool": visible(tool) if isinstance(tool, str) else "",
+        "outcome": dict(DecisionOutcome.choices).get(row["outcome"], visible(row["outcome"])),
+        "is_approved": row["outcome"] == DecisionOutcome.APPROVED,
+        "is_final": row["is_final"],
+        "by": people.named(row["actor"]),
+        "reason": visible(row["reason"] or ""),
+        "at": distance(row["decided_at"]),
+        "used_by": visible(step or effect or ""),
+        "used_by_effect": step is None and effect is not None,
+        "arguments": arguments,
+        "input": "" if arguments is UNREADABLE else value_block(arguments, open_up_to=0),
+    }
+
+
+def mark_approvals(view: SessionView, calls: Mapping[str, dict[str, Any]]) -> None:
+    """Set who has asked and decided about the calls of a conversation, by their ids.
+
+    ``given`` of a call are its arguments as text. If they are JSON, they tell whether the approved input is
+    another one. This takes two statements, and one for the names of the people.
+    """
+    if not calls or not view.may_view(Decision):
+        return
+    view.read("pending_client_tool_calls", "completed_client_tool_calls")
+    pending, completed = (
+        dict(_items(view.document(name)))
+        for name in ("pending_client_tool_calls", "completed_client_tool_calls")
+    )
+    found = _read_decisions(view.rows(Decision).filter(tool_call_id__in=calls))
+    entries = {key: entry for key, entry in {**pending, **completed}.items() if isinstance(entry, dict)}
+    askers = (entries.get(key, {}).get("requester") for key in calls)
+    people = People.of_actors([*(row["actor"] for row in found), *askers])
+    for row in reversed(found):
+        call, decision = calls[row["tool_call_id"]], _decided(row, people)
+        decision["is_edited"] = _is_edited(call["given"], decision["arguments"])
+        if decision["is_edited"]:
+            decision["shown"] = visible_json(json_start(decision["arguments"], WHOLE)[0])
+        call.setdefault("decisions", []).append(decision)
+    for key, call in calls.items():
+        entry = entries.get(key)
+        if entry is None or entry.get("approval_id") is None:
+            continue
+        call["asked_by"] = people.named(entry.get("requester"))
+        call["asked"] = distance(moment_of_epoch(entry.get("requested_at")))
+        call["answer_url"] = "" if "submitted_at" in entry else f"{view.url('waits', call=key)}#section"
+
+
+def _is_edited(given: str, arguments: Any) -> bool:
+    """Return whether an approved input is known to differ from the arguments of the call."""
+    if arguments is UNREADABLE:
+        return False
+    try:
+        return canonical_json(json.loads(given)) != canonical_json(arguments)
+    except (ValueError, RecursionError, HelixStoreError):
+        return False
 
 
 def _is_answered(call: Any) -> bool:
     return isinstance(call, dict) and "submitted_at" in call
 
 
-def _used(view: SessionView, tool_call_ids: list[str]) -> dict[str, str]:
-    """Return the steps and effects that have used approvals, by tool call id."""
+def _finals(view: SessionView, tool_call_ids: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the newest final decisions about these calls: what was approved, and what has used it."""
     if not tool_call_ids:
         return {}
-    decisions = view.rows(Decision).filter(tool_call_id__in=tool_call_ids, used_at__isnull=False)
-    rows = decisions.values_list("tool_call_id", "used_by_step", "used_by_effect")
-    return {key: step or effect or "" for key, step, effect in rows}
+    found = _read_decisions(view.rows(Decision).filter(tool_call_id__in=tool_call_ids, is_final=True))
+    if not view.may_view(Decision):
+        found = [{**row, "content_start": None} for row in found]
+    return {row["tool_call_id"]: _decided(row, People({})) for row in reversed(found)}
 
 
 def _open(
@@ -187,7 +270,7 @@ def _open(
     document: Any,
     button: Button | None,
     people: People,
-    used: dict[str, str],
+    finals: dict[str, dict[str, Any]],
     live: LiveDecisions,
 ) -> list[dict[str, Any]]:
     """Return the pending calls, or only the one that the URL names."""
@@ -200,7 +283,7 @@ def _open(
     for key, call in calls.items():
         entry = call if isinstance(call, dict) else {"input": call}
         text, is_cut = json_start(entry.get("input"), min(room, WHOLE))
-        shown = _call(key, call, button, people, used.get(key, ""))
+        shown = _call(key, call, button, people, finals.get(key))
         found.append(shown)
         if "answer" in shown:
             continue
@@ -290,7 +373,9 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _call(key: str, call: Any, button: Button | None, people: People, used_by: str = "") -> dict[str, Any]:
+def _call(
+    key: str, call: Any, button: Button | None, people: People, final: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Return a call, answered or not. ``approval`` is the approval id as stored, for the form."""
     entry = call if isinstance(call, dict) else {"input": call}
     deadline, approval = moment_of_epoch(entry.get("deadline")), entry.get("approval_id")
@@ -302,15 +387,20 @@ def _call(key: str, call: Any, button: Button | None, people: People, used_by: s
         "deadline": distance(deadline),
         "default": _default(entry.get("on_expiry")),
         "approval": approval if isinstance(approval, str) else None,
-        "used_by": visible(used_by),
+        "used_by": "" if final is None else final["used_by"],
+        "used_by_effect": final is not None and final["used_by_effect"],
     }
     if "submitted_at" not in entry:
         is_overdue = deadline is not None and deadline < moments.now()
         return {**shown, "is_overdue": is_overdue, "button": button}
     answer = next((name for name in ("approved", "error", "result") if name in entry), "")
+    # An answer that the agent has taken no longer contains the call, but the decision does.
+    if final is not None and shown["tool"] == NOTHING:
+        shown["tool"] = final["tool"] or NOTHING
+    has_input = "input" in entry or final is None
     return {
         **shown,
-        "input": _block(entry.get("input")),
+        "input": _block(entry.get("input")) if has_input else final and final["input"],
         "answer": _answer_word(answer, entry),
         "answer_value": _answer_value(answer, entry),
         "answered": distance(moment_of_epoch(entry["submitted_at"])),
