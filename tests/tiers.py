@@ -97,6 +97,7 @@ LEFT_OUT: Final[dict[str, str]] = {
     "tests/streams/test_stream_fights.py": "races of processes",
     "tests/streams/test_thousand_readers.py": "a thousand readers",
     "tests/transfer/test_memory.py": "the memory of large exports",
+    "tests/test_release.py": "the wheel in environments of its own",
     "tests/unit/test_comparison.py": "generated values",
     "tests/unit/test_entries.py": "generated values",
 }

@@ -74,9 +74,12 @@ def stages_of(text: str) -> list[dict[str, str]]:
 
 
 class Project:
-    """An empty folder and one shell in it, both as a reader has them."""
+    """An empty folder and one shell in it, both as a reader has them.
 
-    def __init__(self, folder: Path) -> None:
+    With an interpreter of another environment, the package is the one that is installed there.
+    """
+
+    def __init__(self, folder: Path, interpreter: Path | None = None) -> None:
         self.folder = folder
         self._errors = (folder / "stderr.log").open("w+")
         environment = {
@@ -84,10 +87,10 @@ class Project:
             for name, value in os.environ.items()
             if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "FORCE_COLOR")
         }
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [] if interpreter else [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment |= {
             "COLUMNS": "80",
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PATH": os.pathsep.join([str((interpreter or Path(sys.executable)).parent), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
         }
