@@ -21,10 +21,10 @@ const act = async (method, url, body) => {
   if (response?.ok) problem = void response.body?.cancel();
   else problem = { words: response ? (await response.json()).message : "The server did not answer. Try again." };
   await look();
+  if (response?.ok && !source) follow(); // It may have ended already: the events say why.
   return Boolean(response?.ok);
 };
-const regenerate = () => act("POST", `${api}ai/`, { id: thread, messages: [], trigger: "regenerate-message" });
-const buttons = { "Try again": regenerate };
+const buttons = { "Try again": () => act("POST", `${api}ai/`, { id: thread, trigger: "regenerate-message" }) };
 
 const look = async () => {
   const number = ++looks;
