@@ -24,8 +24,8 @@ const act = async (method, url, body) => {
   if (response?.ok && !source) follow(); // It may have ended already: the events say why.
   return Boolean(response?.ok);
 };
-const buttons = { "Try again": () => act("POST", `${api}ai/`, { id: thread, trigger: "regenerate-message" }) };
-
+const lastAnswer = { messages: [], trigger: "regenerate-message" };
+const buttons = { "Try again": () => act("POST", `${api}ai/`, { id: thread, ...lastAnswer }) };
 const look = async () => {
   const number = ++looks;
   const response = await request(address(""));
