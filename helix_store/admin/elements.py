@@ -494,6 +494,47 @@ def columns(values: Sequence[tuple[str, float, str]]) -> SafeString:
     )
 
 
+MOST_SERIES: Final = 6
+"""The number of series that a chart of stacked columns tells apart by colour."""
+
+
+def stacked_columns(values: Sequence[Sequence[tuple[float, str]]]) -> SafeString:
+    """Return a chart that fills its card.
+
+    ``values`` are the parts of each column from the bottom to the top, at most `MOST_SERIES`, with a tooltip.
+    """
+    highest = max((sum(value for value, _text in parts) for parts in values), default=0)
+    drawn = []
+    for place, parts in enumerate(values):
+        top = float(_CHART_HEIGHT)
+        for series, (value, text) in enumerate(parts):
+            if value <= 0:
+                continue
+            height = max((_CHART_HEIGHT - 4) * value / highest, 1)
+            top -= height
+            drawn.append(
+                (
+                    series,
+                    _number(place * _COLUMN_WIDTH + 2),
+                    _number(top),
+                    _COLUMN_WIDTH - 4,
+                    _number(height),
+                    text,
+                )
+            )
+    return format_html(
+        '<svg class="helix-columns helix-stacked" viewBox="0 0 {} {}" preserveAspectRatio="none" '
+        'aria-hidden="true" focusable="false">{}<line x1="0" x2="{}" y1="{}" y2="{}"/></svg>',
+        *(len(values) * _COLUMN_WIDTH, _CHART_HEIGHT),
+        format_html_join(
+            "",
+            '<rect class="helix-series-{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>',
+            drawn,
+        ),
+        *(len(values) * _COLUMN_WIDTH, _CHART_HEIGHT, _CHART_HEIGHT),
+    )
+
+
 def spark_line(values: Sequence[float]) -> SafeString:
     """Return a chart of a few small columns without labels."""
     highest = max(values, default=0)

@@ -1,22 +1,29 @@
-"""The start page: waiting, running and failed sessions, overdue posts, costs, and the oldest held lock.
+"""The start page: what needs somebody, what has failed and why, what runs, and what it costs.
 
-Each tile shows a few rows and links to the full list. Users only see the tiles of models that they may view.
+Every part has a few rows and links to the full list, and is left out if there is nothing to show. Users only
+see the parts of models that they may view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final
 
 from django.contrib.admin import AdminSite
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
+from django.utils import formats
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.actions.answers import ANSWER
+from helix_store.actions.sessions import RUN_AGAIN
 from helix_store.admin.base import (
     MOST_TENANTS,
     ReadOnlyAdmin,
@@ -26,40 +33,87 @@ from helix_store.admin.base import (
     of_tenants,
 )
 from helix_store.admin.elements import (
+    MOST_SERIES,
+    badge,
     distance,
     dollars,
     link,
-    name_of_status,
     one_line,
+    printable,
     short_id,
     spark_line,
+    stacked_columns,
 )
-from helix_store.admin.filters import (
-    STOPPED,
-    overdue_posts,
-    read_open_tools,
-    start_of_day,
-    waiting_for_person,
-)
+from helix_store.admin.filters import STOPPED, overdue_posts, read_open_tools, start_of_day
+from helix_store.admin.operating import Button, OperatedAdmin
 from helix_store.admin.sections.effects import unknown_effects
 from helix_store.core import moments
+from helix_store.core.types import RunStatus
 from helix_store.engine.expressions import NoIndexHint
-from helix_store.models import Effect, Lock, Post, Run, Session, UsageEntry
+from helix_store.models import Budget, Effect, Lock, Post, Run, Session, UsageEntry
 from helix_store.reports.payloads import project_zone, said_by, start_of, without_payloads
-from helix_store.stores.conditions import StuckSession, find_keys
-from helix_store.usage.store import usage_report
+from helix_store.stores.conditions import find_keys
+from helix_store.usage.store import costs_by_day_and_agent
 
 _ROWS_SHOWN: Final = 5
 NEWEST_LOCKS: Final = 10_000
 """The number of lock rows that are searched for the oldest held lock."""
 
 NEWEST_RUNS: Final = 1_000
-"""The number of newest runs that are searched for today's failures."""
+"""The number of newest runs, and of sessions that have failed last, that are searched for failures."""
 
 _MOST_COUNTED: Final = 1_000
 _TITLE_LENGTH: Final = 60
+_CAUSE: Final = 80
+_CAUSES_SHOWN: Final = 8
 _DAYS: Final = 7
+_DAYS_OF_COSTS: Final = 14
 _NEWEST_FIRST: Final = ("-updated_at", "-session_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Something that needs somebody: a session, the reason, and what a person can do."""
+
+    status: SafeString
+    session: SafeString
+    what: Any
+    when: Any
+    action: Any = ""
+    """The label of the link, or empty if there is a button."""
+    url: str = ""
+    button: Button | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Needs:
+    """What needs somebody, and how many there are of each kind, with a link to their list."""
+
+    rows: list[Need] = field(default_factory=list)
+    counts: list[tuple[Any, str, str]] = field(default_factory=list)
+    inbox_url: str = ""
+    keys: set[int] = field(default_factory=set)
+    """The sessions that are listed. A session is listed once, for what has to be done first."""
+
+    def add(self, label: Any, count: int, url: str, rows: Iterable[Need]) -> None:
+        if count:
+            self.counts.append((label, _bounded(count), url))
+            self.rows.extend(rows)
+
+
+@dataclass(slots=True, kw_only=True)
+class Cause:
+    """A reason for failures: how many there were on each of the past days, and the newest one."""
+
+    name: str
+    by_day: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    newest: datetime | None = None
+    session_key: int = 0
+    said: str = ""
+
+    @property
+    def count(self) -> int:
+        return sum(self.by_day.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,222 +124,310 @@ class Tile:
     figure: Any
     url: str
     rows: list[tuple[Any, Any]]
-    is_urgent: bool = False
-    empty: Any = ""
 
 
-def start_tiles(request: HttpRequest, site: AdminSite) -> Iterator[Tile]:
-    """Yield the tiles that the user may see. Each tile takes one or two bounded statements."""
+def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
+    """Return the parts of the page that the user may see, each read with a few bounded statements."""
     if not site.is_registered(Session):
-        return
+        return {}
     page = site.get_model_admin(Session)
-    assert isinstance(page, ReadOnlyAdmin)  # noqa: S101  for the type checker; no other admin is registered
+    assert isinstance(page, OperatedAdmin)  # noqa: S101  for the type checker; no other admin is registered
+    parts: dict[str, Any] = {}
+    may_view_runs = page.may_view(request, Run)
     if page.may_view(request, Session):
         sessions: QuerySet[Any] = without_payloads(page.rows(Session)).annotate(
             title_start=start_of("title", _TITLE_LENGTH),
-            failure_start=start_of("failure_reason", _TITLE_LENGTH),
+            failure_start=start_of("failure_reason", _CAUSE),
         )
-        if page.may_view(request, Effect):
-            yield _unknown(page, sessions)
-        yield _waiting(page, sessions)
-        if page.may_view(request, Post):
-            yield _posted(page, sessions)
-        may_view_runs = page.may_view(request, Run)
-        if may_view_runs:
-            yield _stuck(page, sessions)
-            yield _running(page)
-        yield _failed(page, sessions)
-        if may_view_runs:
-            yield _failed_runs(page)
-    if page.may_view(request, UsageEntry):
-        yield _spent(page)
+        parts["needs"] = _needs(page, request, sessions, may_view_runs=may_view_runs)
+        parts["failures"] = list(_failures(page, sessions, may_view_runs=may_view_runs))
+        parts["days"] = _DAYS
+    tiles = [_running(page, parts["needs"].keys)] if may_view_runs and "needs" in parts else []
     if page.may_view(request, Lock):
-        yield _oldest_lock(page, may_view_sessions=page.may_view(request, Session))
+        tiles.append(_oldest_lock(page, may_view_sessions=page.may_view(request, Session)))
+    parts["tiles"] = [tile for tile in tiles if tile is not None]
+    if page.may_view(request, UsageEntry):
+        parts["costs"] = _costs(page)
+    return parts
 
 
-def _unknown(page: ReadOnlyAdmin, sessions: Any) -> Tile:
-    """Return the effects that somebody must settle: no agent of these sessions can go on before."""
-    effects = unknown_effects(sessions.db)
-    shown = list(effects.values_list("session_id", "effect_id", "tool_name")[:_ROWS_SHOWN])
-    found = sessions.in_bulk([key for key, *_name in shown])
-    rows = [
-        (_session_link(page, found[key], section="effects"), one_line(tool or effect_id, _TITLE_LENGTH))
-        for key, effect_id, tool in shown
-        if key in found
-    ]
-    return Tile(
-        title=_("Unknown effects"),
-        figure=_counted(effects),
-        url=page.list_url(Session),
-        rows=rows,
-        is_urgent=True,
-        empty=_("Every effect is decided."),
-    )
+# --- What needs somebody
 
 
-def _waiting(page: ReadOnlyAdmin, sessions: Any) -> Tile:
-    tenants = known_tenants(Session, sessions.db)
-    waiting = waiting_for_person(Session.objects.using(sessions.db))
-    if len(tenants) <= MOST_TENANTS:  # Otherwise the whole index of waiting sessions is read, which is small.
-        waiting = of_tenants(waiting, tenants)
-    by_deadline = sessions.filter(pk__in=waiting.values("pk")).order_by(
-        F("pending_deadline").asc(nulls_last=True), "pk"
-    )
-    shown = list(by_deadline[:_ROWS_SHOWN])
-    read_open_tools(shown)
-    return Tile(
-        title=_("Needs a person"),
-        figure=_counted(waiting),
-        url=page.list_url(Session, waiting="person"),
-        rows=[(_session_link(page, session), _deadline(session)) for session in shown],
-        is_urgent=True,
-        empty=_("No session is waiting for a person."),
-    )
-
-
-def _deadline(session: Any) -> SafeString:
-    what = one_line(", ".join(session.open_tools or ()) or gettext("an answer"), _TITLE_LENGTH)
-    if session.pending_deadline is None:
-        return format_html("{}", what)
-    is_late = session.pending_deadline <= moments.now()
-    words = gettext("{what}, deadline passed {when}") if is_late else gettext("{what}, deadline {when}")
-    return format_html(words, what=what, when=distance(session.pending_deadline))
-
-
-def _posted(page: ReadOnlyAdmin, sessions: Any) -> Tile:
-    overdue = overdue_posts(sessions.db, limit=_MOST_COUNTED + 1)
-    shown = sessions.in_bulk(list(overdue)[:_ROWS_SHOWN])
-    return Tile(
-        title=_("Posts that nobody has received"),
-        figure=_bounded(len(overdue)),
-        url=page.list_url(Session, waiting="post"),
-        rows=[(_session_link(page, shown[key]), distance(at)) for key, at in overdue.items() if key in shown],
-        is_urgent=True,
-        empty=_("No post is overdue."),
-    )
-
-
-def _stuck(page: ReadOnlyAdmin, sessions: Any) -> Tile:
-    """Return the sessions that have crashed, lost their worker or spent their budget, the longest first."""
-    found = find_keys(sessions.db, STOPPED, limit=_MOST_COUNTED + 1)
-    shown = sessions.in_bulk(list(found)[:_ROWS_SHOWN])
-    return Tile(
-        title=_("Cannot go on"),
-        figure=_bounded(len(found)),
-        url=page.list_url(Session, condition="stopped"),
-        rows=[
-            (_session_link(page, shown[key]), _condition(stuck))
-            for key, stuck in found.items()
+def _needs(page: OperatedAdmin, request: HttpRequest, sessions: Any, *, may_view_runs: bool) -> Needs:
+    needs = Needs(inbox_url=page.view_url(Session, "approvals") if ANSWER.is_permitted(request.user) else "")
+    _add_waiting(needs, page, sessions, may_view_runs=may_view_runs)
+    if page.may_view(request, Effect):
+        _add_effects(needs, page, sessions)
+    if may_view_runs:
+        _add_stopped(needs, page, request, sessions)
+    if page.may_view(request, Post):
+        found = overdue_posts(sessions.db, limit=_MOST_COUNTED + 1)
+        overdue = {key: at for key, at in found.items() if key not in needs.keys}
+        shown = sessions.in_bulk(list(overdue)[:_ROWS_SHOWN])
+        url = page.list_url(Session, waiting="post")
+        rows = [
+            _run_again(page, request, shown[key], "unanswered", "", at)
+            for key, at in overdue.items()
             if key in shown
-        ],
-        is_urgent=True,
-        empty=_("No run has crashed, none is abandoned, and no budget is spent."),
+        ]
+        needs.add(_("with a post that nobody has received"), len(overdue), url, rows)
+    return needs
+
+
+def _add_waiting(needs: Needs, page: OperatedAdmin, sessions: Any, *, may_view_runs: bool) -> None:
+    """Add the sessions with open calls, and those of adapters, the earliest deadline first."""
+    waiting = find_keys(sessions.db, ("waiting",), limit=_MOST_COUNTED + 1)
+    if not waiting:
+        return
+    deadline = F("pending_deadline").asc(nulls_last=True)
+    shown = list(sessions.filter(pk__in=list(waiting)).order_by(deadline, "updated_at", "pk")[:_ROWS_SHOWN])
+    read_open_tools(shown)
+    rows = []
+    for session in shown:
+        stuck, at = waiting[session.pk], session.pending_deadline
+        tools = ", ".join(getattr(session, "open_tools", None) or ()) or stuck.detail or gettext("an answer")
+        is_late = at is not None and at <= moments.now()
+        words = gettext("deadline passed {when}") if is_late else gettext("deadline {when}")
+        is_adapters = session.suspension_kind != RunStatus.SUSPENDED_CLIENT_TOOL
+        section = "" if is_adapters else "waits"
+        rows.append(
+            Need(
+                status=badge("waiting"),
+                session=_session_link(page, session),
+                what=one_line(tools, _TITLE_LENGTH),
+                when=distance(stuck.since) if at is None else format_html(words, when=distance(at)),
+                action=_("Look at it") if is_adapters else _("Answer"),
+                url=_section_url(page, session, section),
+            )
+        )
+    needs.keys.update(waiting)
+    # Only the filter by condition, which needs the permission to view runs, finds those of adapters.
+    query = {"condition": "waiting"} if may_view_runs else {"waiting": "person"}
+    needs.add(_("waiting for an answer"), len(waiting), page.list_url(Session, **query), rows)
+
+
+def _add_effects(needs: Needs, page: OperatedAdmin, sessions: Any) -> None:
+    """Add the effects that somebody must settle: no agent of these sessions can go on before."""
+    effects = unknown_effects(sessions.db)
+    columns = ("session_id", "effect_id", "tool_name", "started_at")
+    found = list(effects.values_list(*columns)[: _MOST_COUNTED + 1])
+    shown = sessions.in_bulk([key for key, *_name in found[:_ROWS_SHOWN]])
+    rows = [
+        Need(
+            status=badge("effect_unknown"),
+            session=_session_link(page, shown[key]),
+            what=one_line(tool or effect_id, _TITLE_LENGTH),
+            when=distance(at),
+            action=_("Decide"),
+            url=_section_url(page, shown[key], "effects"),
+        )
+        for key, effect_id, tool, at in found[:_ROWS_SHOWN]
+        if key in shown
+    ]
+    needs.keys.update(key for key, *_name in found)
+    needs.add(
+        _("with an unknown effect"),
+        len({key for key, *_name in found}),
+        page.list_url(Session, condition="effect_unknown"),
+        rows,
     )
 
 
-def _condition(stuck: StuckSession) -> SafeString:
-    name = name_of_status(stuck.condition)
-    what = f"{name}: {stuck.detail}" if stuck.detail else name
-    return format_html("{}, {}", one_line(what, _TITLE_LENGTH), distance(stuck.since))
+def _add_stopped(needs: Needs, page: OperatedAdmin, request: HttpRequest, sessions: Any) -> None:
+    """Add the sessions that have crashed, lost their worker or spent their budget, the longest first."""
+    stopped = find_keys(sessions.db, STOPPED, limit=_MOST_COUNTED + 1)
+    found = {key: stuck for key, stuck in stopped.items() if key not in needs.keys}
+    needs.keys.update(found)
+    may_view_budgets = page.may_view(request, Budget)
+    labels = {"crashed": _("crashed"), "abandoned": _("abandoned"), "over_budget": _("over budget")}
+    keys = {each: [key for key, stuck in found.items() if stuck.condition == each] for each in STOPPED}
+    shown = sessions.in_bulk([key for each in STOPPED for key in keys[each][:_ROWS_SHOWN]])
+    for condition in STOPPED:
+        rows = []
+        for key in keys[condition][:_ROWS_SHOWN]:
+            if key not in shown:
+                continue
+            session, stuck = shown[key], found[key]
+            if condition == "over_budget":
+                need = Need(
+                    status=badge(condition),
+                    session=_session_link(page, session),
+                    what=one_line(stuck.detail or "", _TITLE_LENGTH),
+                    when=distance(stuck.since),
+                    action=_("See the budgets"),
+                    url=_section_url(page, session, "budgets" if may_view_budgets else "timeline"),
+                )
+            else:
+                need = _run_again(page, request, session, condition, stuck.detail or "", stuck.since)
+            rows.append(need)
+        url = page.list_url(Session, condition=condition)
+        needs.add(labels[condition], len(keys[condition]), url, rows)
 
 
-def _running(page: ReadOnlyAdmin) -> Tile:
-    running = Run.objects.using(page.alias).running()
-    # SQLite would walk all runs in key order.
-    newest = running.order_by(NoIndexHint("pk").desc())
-    return Tile(
-        title=_("Running runs"),
-        figure=_counted(running),
-        url=page.list_url(Run, status__exact="running"),
-        rows=_run_rows(page, newest, lambda run: distance(run.started_at)),
-        empty=_("No run is running."),
+def _run_again(
+    page: OperatedAdmin, request: HttpRequest, session: Any, condition: str, detail: str, since: Any
+) -> Need:
+    """Return a need with the button "Run again", or if the user may not run it, a link to the reason."""
+    button = next(iter(page.buttons(request, session, [RUN_AGAIN])), None)
+    return Need(
+        status=badge(condition),
+        session=_session_link(page, session),
+        what=one_line(detail, _TITLE_LENGTH),
+        when=distance(since),
+        action="" if button else _("Look at it"),
+        url=_section_url(page, session, "inbox" if condition == "unanswered" else "timeline"),
+        button=button,
     )
 
 
-def _failed_runs(page: ReadOnlyAdmin) -> Tile:
-    """Return today's failed runs among the newest runs: no index covers the time at which runs end."""
+# --- Failures by cause
+
+
+def _failures(page: ReadOnlyAdmin, sessions: Any, *, may_view_runs: bool) -> Iterator[dict[str, Any]]:
+    """Yield the most frequent causes of the past days. A failure of a run and its session counts once."""
+    since = start_of_day(days_ago=_DAYS - 1)
+    causes: dict[str, Cause] = {}
+    seen: set[int] = set()
+    for key, error, at in _failed_runs(page, since) if may_view_runs else ():
+        said = said_by(error)
+        name = said.partition(":")[0] or gettext("no reason given")
+        _count(causes, name, key, at, said.partition(":")[2].strip())
+        seen.add(key)
+    for key, reason, at in _failed_sessions(sessions, since):
+        if key not in seen:
+            _count(causes, one_line(reason or "", _CAUSE) or gettext("no reason given"), key, at, "")
+    shown = sorted(causes.values(), key=lambda cause: (-cause.count, cause.name))[:_CAUSES_SHOWN]
+    newest = sessions.in_bulk([cause.session_key for cause in shown])
+    days = [str(start_of_day(days_ago=ago).date()) for ago in range(_DAYS - 1, -1, -1)]
+    for cause in shown:
+        session = newest.get(cause.session_key)
+        yield {
+            "name": printable(cause.name),
+            "count": _bounded(cause.count),
+            "chart": spark_line([cause.by_day.get(day, 0) for day in days]),
+            "by_day": ", ".join(str(cause.by_day.get(day, 0)) for day in days),
+            "newest": distance(cause.newest),
+            "session": ""
+            if session is None
+            else _session_link(page, session, section="timeline" if may_view_runs else ""),
+            "said": one_line(cause.said, _CAUSE),
+        }
+
+
+def _count(causes: dict[str, Cause], name: str, key: int, at: datetime, said: str) -> None:
+    cause = causes.setdefault(name, Cause(name=name))
+    cause.by_day[str(at.astimezone(project_zone()).date())] += 1
+    if cause.newest is None or at > cause.newest:
+        cause.newest, cause.session_key, cause.said = at, key, said
+
+
+def _failed_runs(page: ReadOnlyAdmin, since: datetime) -> list[tuple[int, str | None, datetime]]:
+    """Return failures among the newest runs: no index covers the time at which runs end."""
     runs = Run.objects.using(page.alias)
     # SQLite would choose an index on another column.
     newest = runs.order_by(NoIndexHint("pk").desc()).values("pk")[:NEWEST_RUNS]
-    failed = runs.filter(pk__in=newest, status="failed", ended_at__gte=start_of_day())
-    shown = failed.annotate(error_start=start_of("error", _TITLE_LENGTH)).order_by("-pk")
-    return Tile(
-        title=_("Failed runs today"),
-        figure=_counted(failed),
-        url=page.list_url(Run, status__exact="failed"),
-        rows=_run_rows(page, shown, lambda run: one_line(said_by(run.error_start), _TITLE_LENGTH)),
-        is_urgent=True,
-        empty=_("No run has failed today."),
-    )
+    failed = runs.filter(pk__in=newest, status=RunStatus.FAILED.value, ended_at__gte=since)
+    return list(failed.order_by("-pk").values_list("session_id", start_of("error", 4 * _CAUSE), "ended_at"))
 
 
-def _run_rows(page: ReadOnlyAdmin, runs: QuerySet[Any], note: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
-    """Return links to the sessions of the first runs, each with a note on the run."""
-    titled = runs.select_related("session").annotate(title_start=start_of("session__title", _TITLE_LENGTH))
-    rows = []
-    for run in without_payloads(titled, session=True)[:_ROWS_SHOWN]:
-        run.session.title_start = run.title_start
-        rows.append((_session_link(page, run.session), note(run)))
-    return rows
-
-
-def _failed(page: ReadOnlyAdmin, sessions: Any) -> Tile:
-    failed = sessions.filter(status="failed", updated_at__gte=start_of_day())
+def _failed_sessions(sessions: Any, since: datetime) -> list[tuple[int, str | None, datetime]]:
     tenants = known_tenants(Session, sessions.db)
-    failed = of_tenants(failed, tenants)
-    newest = failed.order_by(*_NEWEST_FIRST)
+    failed = of_tenants(sessions.filter(status="failed", updated_at__gte=since), tenants)
     if 1 < len(tenants) <= MOST_TENANTS:
-        keys = keys_in_order(failed, tenants, _NEWEST_FIRST, start=0, stop=_ROWS_SHOWN)
-        newest = sessions.filter(pk__in=keys).order_by(*_NEWEST_FIRST)
-    return Tile(
-        title=_("Failed today"),
-        figure=_counted(failed),
-        url=page.list_url(Session, status__exact="failed", changed="today"),
-        rows=[
-            (_session_link(page, session), one_line(session.failure_start or "", _TITLE_LENGTH))
-            for session in newest[:_ROWS_SHOWN]
+        failed = sessions.filter(
+            pk__in=keys_in_order(failed, tenants, _NEWEST_FIRST, start=0, stop=NEWEST_RUNS)
+        )
+    columns = ("pk", "failure_start", "updated_at")
+    return list(failed.order_by(*_NEWEST_FIRST).values_list(*columns)[:NEWEST_RUNS])
+
+
+# --- What runs, and what it costs
+
+
+def _running(page: ReadOnlyAdmin, needy: set[int]) -> Tile | None:
+    """Return the running runs, without those of the sessions that need somebody."""
+    running = Run.objects.using(page.alias).running()
+    if needy:
+        running = running.exclude(session_id__in=needy)
+    # SQLite would walk all runs in key order.
+    titled = running.select_related("session").annotate(title_start=start_of("session__title", _TITLE_LENGTH))
+    rows = []
+    for run in without_payloads(titled.order_by(NoIndexHint("pk").desc()), session=True)[:_ROWS_SHOWN]:
+        run.session.title_start = run.title_start
+        rows.append((_session_link(page, run.session, section="timeline"), distance(run.started_at)))
+    if not rows:
+        return None
+    url = page.list_url(Run, status__exact="running")
+    return Tile(title=_("Running runs"), figure=_counted(running), url=url, rows=rows)
+
+
+def _costs(page: ReadOnlyAdmin) -> dict[str, Any] | None:
+    """Return the costs of the past days by agent type, the most expensive first and the others together."""
+    first = start_of_day(days_ago=_DAYS_OF_COSTS - 1)
+    found = costs_by_day_and_agent(using=page.alias, date_from=first, zone=project_zone())
+    if not any(cost for _day, _agent, cost in found):
+        return None
+    of_agents: dict[str, Decimal] = defaultdict(Decimal)
+    for _day, agent, cost in found:
+        of_agents[agent] += cost
+    ranked = sorted(of_agents, key=lambda agent: (-of_agents[agent], agent))
+    named = ranked if len(ranked) <= MOST_SERIES else ranked[: MOST_SERIES - 1]
+    series = [*named, *([None] if len(named) < len(ranked) else [])]
+    by_day: dict[str, dict[str | None, Decimal]] = defaultdict(lambda: defaultdict(Decimal))
+    for day, agent, cost in found:
+        by_day[day][agent if agent in named else None] += cost
+    days = [start_of_day(days_ago=ago) for ago in range(_DAYS_OF_COSTS - 1, -1, -1)]
+    names = {agent: gettext("others") if agent is None else printable(agent) for agent in series}
+    return {
+        "url": page.view_url(UsageEntry, "report"),
+        "today": dollars(sum(by_day[str(days[-1].date())].values(), Decimal())),
+        "total": dollars(sum(of_agents.values(), Decimal())),
+        "days": _DAYS_OF_COSTS,
+        "chart": stacked_columns([_column(by_day[str(day.date())], series, names, day) for day in days]),
+        "first": formats.date_format(days[0].date(), "SHORT_DATE_FORMAT"),
+        "last": formats.date_format(days[-1].date(), "SHORT_DATE_FORMAT"),
+        "series": [
+            {
+                "number": number,
+                "name": names[agent],
+                "cost": dollars(sum((costs[agent] for costs in by_day.values()), Decimal())),
+            }
+            for number, agent in enumerate(series)
         ],
-        is_urgent=True,
-        empty=_("No session has failed today."),
-    )
+    }
 
 
-def _spent(page: ReadOnlyAdmin) -> Tile:
-    first = start_of_day(days_ago=_DAYS - 1)
-    report = usage_report(by="day", using=page.alias, date_from=first, zone=project_zone(), limit=_DAYS)
-    costs = {group.group: group.cost_usd for group in report.groups}
-    days = [str(start_of_day(days_ago=ago).date()) for ago in range(_DAYS - 1, -1, -1)]
-    week = [costs.get(day, 0) for day in days]
-    return Tile(
-        title=_("Cost today"),
-        figure=dollars(costs.get(days[-1], report.total.cost_usd * 0)),
-        url=page.view_url(UsageEntry, "report"),
-        rows=[
-            (spark_line([float(cost) for cost in week]), ""),
-            (_("Past 7 days"), dollars(report.total.cost_usd)),
-        ],
-    )
+def _column(
+    costs: Mapping[str | None, Decimal],
+    series: list[str | None],
+    names: Mapping[str | None, str],
+    day: datetime,
+) -> list[tuple[float, str]]:
+    at = formats.date_format(day.date(), "SHORT_DATE_FORMAT")
+    return [
+        (float(costs.get(agent, 0)), f"{at}, {names[agent]}: ${costs.get(agent, 0):.2f}") for agent in series
+    ]
 
 
-def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
+def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile | None:
     oldest = oldest_held_lock(page.alias)
-    rows: list[tuple[Any, Any]] = []
-    if oldest is not None:
-        rows = [
-            (short_id(oldest.name), ""),
-            (gettext("held by"), one_line(oldest.owner or "", _TITLE_LENGTH)),
-            (gettext("lease ends"), distance(oldest.expires_at)),
-        ]
-        of_lock = {"tenant": oldest.tenant, "session_id": oldest.name}
-        session = page.rows(Session).filter(**of_lock).only("pk").first()
-        if session is not None and may_view_sessions:
-            rows[0] = (link(page.page_url(Session, session.pk), short_id(oldest.name)), "")
+    if oldest is None:
+        return None
+    rows: list[tuple[Any, Any]] = [
+        (short_id(oldest.name), ""),
+        (gettext("held by"), one_line(oldest.owner or "", _TITLE_LENGTH)),
+        (gettext("lease ends"), distance(oldest.expires_at)),
+    ]
+    of_lock = {"tenant": oldest.tenant, "session_id": oldest.name}
+    session = page.rows(Session).filter(**of_lock).only("pk").first()
+    if session is not None and may_view_sessions:
+        rows[0] = (link(page.page_url(Session, session.pk), short_id(oldest.name)), "")
     return Tile(
         title=_("Oldest lock"),
-        figure="" if oldest is None else distance(oldest.acquired_at),
+        figure=distance(oldest.acquired_at),
         url=page.list_url(Lock, state="held"),
         rows=rows,
-        empty=_("No lock is held."),
     )
 
 
@@ -310,10 +452,17 @@ def oldest_held_lock(using: str | None = None) -> Lock | None:
     return min(locks, key=lambda lock: (lock.acquired_at, lock.pk), default=None)
 
 
+def _section_url(page: ReadOnlyAdmin, session: Any, section: str) -> str:
+    """Return the URL of a section of a session's page, by default the first that the user may view."""
+    url = page.page_url(Session, session.pk)
+    return f"{url}?section={section}#section" if section else url
+
+
 def _session_link(page: ReadOnlyAdmin, session: Any, *, section: str = "") -> SafeString:
     title = one_line(session.title_start or "", _TITLE_LENGTH) or gettext("No title")
-    url = page.page_url(Session, session.pk) + (f"?section={section}" if section else "")
-    return format_html("{}{}", link(url, title), short_id(session.session_id))
+    return format_html(
+        "{}{}", link(_section_url(page, session, section), title), short_id(session.session_id)
+    )
 
 
 def _counted(rows: QuerySet[Any]) -> str:

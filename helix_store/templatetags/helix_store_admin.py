@@ -10,18 +10,18 @@ from django.contrib.admin.sites import all_sites, site
 from django.urls import NoReverseMatch, reverse
 
 from helix_store.admin.base import DatabaseSite
-from helix_store.admin.start import Tile, start_tiles
+from helix_store.admin.start import start_page
 
 register = template.Library()
 
 
 @register.simple_tag(takes_context=True)
-def helix_start_tiles(context: Any) -> list[Tile]:
-    """Return the tiles of the start page, for the admin site that shows it."""
+def helix_start_page(context: Any) -> dict[str, Any]:
+    """Return the parts of the start page, for the admin site that shows it."""
     request = context["request"]
     current = getattr(request, "current_app", site.name)
     shown = next((each for each in all_sites if each.name == current), site)
-    return list(start_tiles(request, shown))
+    return start_page(request, shown)
 
 
 @register.simple_tag

@@ -618,6 +618,18 @@ _GROUPS: Final = {
 """The columns that the entries of a group share: tenant, name and whether the session was deleted."""
 
 
+def _costs_by_day_and_agent(day: str, cost: str) -> str:
+    return f"""SELECT {day} AS day, e.session_agent_type, {cost} FROM {table(UsageRow)} AS e
+        WHERE e.tenant IN ({all_tenants(table(UsageRow))}) AND e.timestamp >= %(date_from)s
+        GROUP BY day, e.session_agent_type ORDER BY day, e.session_agent_type"""
+
+
+COSTS_BY_DAY_AND_AGENT: Final = Statement(
+    *(_costs_by_day_and_agent(*each) for each in zip(_DAY, exact_sum("e.cost_usd"), strict=True))
+)
+"""The sums of the costs of all tenants by day and agent type, for `summed`."""
+
+
 @lru_cache(256)
 def report_statement(by: UsageReportGrouping, filters: tuple[str, ...]) -> Statement:
     """Return the groups with the highest costs, or the last days, and the sums of all groups.

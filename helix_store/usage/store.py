@@ -39,6 +39,7 @@ from helix_store.models import UsageEntry as UsageRow
 from helix_store.sessions.memory import with_descendants
 from helix_store.sessions.records import TenantScope
 from helix_store.usage.ledger import (
+    COSTS_BY_DAY_AND_AGENT,
     TOKEN_FIELDS,
     DatabaseUsage,
     KindFilter,
@@ -311,6 +312,19 @@ def usage_report(
     statement = report_statement(grouping, tuple(filters))
     # This is not prepared, because the number of entries that a filter selects depends on its values.
     return _report(grouping, db.query(lambda: db.execute(statement, filters | rest)))
+
+
+def costs_by_day_and_agent(
+    *, using: str, date_from: Timestamp, zone: ZoneInfo
+) -> list[tuple[str, str, Decimal]]:
+    """Return the costs of all tenants since a time, by day, such as ``2026-11-29``, and by agent type.
+
+    Takes one statement.
+    """
+    parameters = {"date_from": validation.aware_datetime(date_from, "date_from"), "zone": zone.key}
+    db = Database(using, "", None)
+    rows = db.query(lambda: db.execute(COSTS_BY_DAY_AND_AGENT, parameters))
+    return [(str(day), agent, cost_from_units(summed(cost))) for day, agent, cost in rows]
 
 
 def session_totals(keys: Sequence[int], *, using: str) -> dict[int, SessionTotal]:

@@ -1,8 +1,9 @@
-"""The start page of the app: what needs a person, what runs, what failed, the costs, and the oldest lock."""
+"""The start page of the app: what needs somebody, what failed and why, what runs, costs, the oldest lock."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,9 +14,11 @@ from django.db.models.expressions import RawSQL
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from helix_store import Store
 from helix_store.admin import start
 from helix_store.core import moments
 from helix_store.models import Lock, Run, Session
+from helix_store.signals import session_ready
 from helix_store.stores import DatabaseLockManager, DatabaseUsageStore
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
@@ -35,7 +38,7 @@ def _wait_for_a_person(browser: Browser, session_id: str, title: str, deadline: 
 
 
 def _fill(browser: Browser, name: str) -> None:
-    """Something for each tile."""
+    """Something for each part of the page."""
     alias, tenant, store = browser.database.alias, browser.database.tenant, store_of(browser.database)
     _wait_for_a_person(browser, f"waits-{name}", "Book a trip", moments.now() + timedelta(hours=5, minutes=1))
     store.create_session(f"works-{name}", agent_type="a", title="Works on it")
@@ -57,14 +60,20 @@ def _fill(browser: Browser, name: str) -> None:
     )
 
 
-def test_the_tiles_say_what_needs_a_person_runs_failed_and_costs(browser: Browser) -> None:
+def _needs(page: Page) -> str:
+    """The list of what needs somebody."""
+    return page.text.partition("Needs somebody")[2].partition("Failures of the past")[0]
+
+
+def test_the_page_says_what_needs_somebody_failed_runs_and_costs(browser: Browser) -> None:
     _fill(browser, "x")
     text = _start_page(browser).text
-    assert "Needs a person 1 Book a trip waits-x book_trip, deadline in 5 hours" in text
+    assert "Needs somebody 1 waiting for an answer" in text
+    assert "Book a trip waits-x book_trip deadline in 5 hours Answer" in text
     assert re.search(r"Running runs 1 Works on it works-x \d+ seconds? ago", text)
-    assert "Failed today 1 Is broken broken-x No model answered." in text
-    assert "Cost today $1.25" in text
-    assert "Past 7 days $1.25" in text
+    assert re.search(r"by cause 1 No model answered. last \d+ seconds? ago Is broken broken-x", text)
+    assert "Costs by day and agent $1.25 today $1.25 in 14 days" in text
+    assert "a $1.25" in text.partition("in 14 days")[2]
     assert re.search(r"Oldest lock \d+ seconds? ago works-x held by worker-17 lease ends in", text)
 
 
@@ -77,7 +86,8 @@ def test_a_session_whose_calls_are_all_answered_needs_nobody(browser: Browser) -
         store.submit_tool_result(session_id, "first", approval_id="x", approved=True)
     store.submit_tool_result("done", "second", approval_id="x", approved=True)
     text = _start_page(browser).text
-    assert "Needs a person 1 Title asks asks tool-second" in text
+    assert "Needs somebody 1 waiting for an answer" in text
+    assert "Title asks asks tool-second" in text
     assert "Title done" not in text
     listed = browser.list_of(Session)
     assert "paused waits for tool-second" in listed.text
@@ -96,7 +106,8 @@ def test_calls_that_cannot_be_read_need_a_person(browser: Browser) -> None:
     rows = Session.objects.using(browser.database.alias)
     damaged = RawSQL("%s", ['{"call-1": {"submitted_at": 1'], output_field=TextField())
     rows.update(pending_client_tool_calls=damaged)
-    assert "Needs a person 1 Title broken broken an answer" in _start_page(browser).text
+    assert "1 waiting for an answer" in _start_page(browser).text
+    assert "Title broken broken an answer" in _start_page(browser).text
     assert "paused waits for a person" in browser.list_of(Session, waiting="person").text
 
 
@@ -113,26 +124,130 @@ class OutOfSeats(Exception):
     pass
 
 
-def test_a_run_that_an_exception_ended_is_counted_and_says_why(browser: Browser) -> None:
-    def drive() -> None:
-        with store.session("trip").turn():
-            raise OutOfSeats("no seat left")
-
+def _crash(browser: Browser, name: str, error: Exception) -> None:
     store = store_of(browser.database)
-    store.create_session("trip", agent_type="a", title="Title trip")
-    with pytest.raises(OutOfSeats):
-        drive()
+    store.create_session(name, agent_type="a", title=f"Title {name}")
+    with suppress(type(error)), store.session(name).turn():
+        raise error
+
+
+def test_a_run_that_an_exception_ended_is_counted_and_says_why(browser: Browser) -> None:
+    _crash(browser, "trip", OutOfSeats("no seat left"))
     page = _start_page(browser)
-    assert "Failed runs today 1 Title trip trip OutOfSeats: no seat left" in page.text
+    assert "1 crashed" in _needs(page)
+    assert re.search(r"crashed Title trip trip OutOfSeats \d+ seconds? ago Run again", _needs(page))
+    assert re.search(r"1 OutOfSeats no seat left last \d+ seconds? ago Title trip trip", page.text)
     links = {a["href"] for tag, a in page.elements.started if tag == "a" and "href" in a}
-    (address,) = {link for link in links if link and "run/?status__exact=failed" in link}
+    (address,) = {link for link in links if link and "condition=crashed" in link}
     assert browser.open(address).row_count == 1
     run = Run.objects.using(browser.database.alias).get()
     shown = browser.page_of(run).text
-    assert 'raise OutOfSeats("no seat left")' in shown
+    assert 'raise OutOfSeats("no seat left")' in shown or "raise error" in shown
     assert "OutOfSeats: no seat left" in shown
     timeline = browser.sections_of(run.session)["timeline"]
     assert "OutOfSeats: no seat left" in timeline.text
+
+
+def test_failures_are_grouped_by_cause_with_counts_over_the_days(browser: Browser) -> None:
+    for number in range(3):
+        _crash(browser, f"full-{number}", OutOfSeats(f"no seat left on flight {number}"))
+    _crash(browser, "other", ValueError("no such town"))
+    alias, now = browser.database.alias, moments.now()
+    runs = Run.objects.using(alias)
+    runs.filter(session__session_id="full-0").update(ended_at=now - timedelta(days=2))
+    runs.filter(session__session_id="full-1").update(ended_at=now - timedelta(days=9))
+    page = _start_page(browser)
+    causes = page.text.partition("by cause")[2].partition("Running runs")[0]
+    assert re.match(
+        r" 2 OutOfSeats no seat left on flight 2 last .* Title full-2 full-2 1 ValueError", causes
+    )
+    assert '<span class="helix-cause-days" title="0, 0, 0, 0, 1, 0, 1">' in page.html
+
+
+def test_a_failure_of_a_run_and_of_its_session_is_counted_once(browser: Browser) -> None:
+    _crash(browser, "trip", OutOfSeats("no seat left"))
+    store_of(browser.database).update_status("trip", "failed", failure_reason="It crashed.")
+    causes = _start_page(browser).text.partition("by cause")[2]
+    assert "1 OutOfSeats" in causes
+    assert "It crashed." not in causes
+
+
+def test_run_again_from_the_start_page_leads_back_to_it(browser: Browser) -> None:
+    _crash(browser, "trip", OutOfSeats("no seat left"))
+    page = _start_page(browser)
+    _, _, form = page.html.partition('<li class="helix-need">')
+    elements = Page(200, form.partition("</form>")[0]).elements.started
+    (action,) = [a["action"] for tag, a in elements if tag == "form"]
+    given = {str(a["name"]): str(a["value"]) for tag, a in elements if tag == "input" and "value" in a}
+    heard: list[str] = []
+
+    def receiver(*, session_id: str, reason: str, **_more: object) -> None:
+        heard.append(f"{session_id} {reason}")
+
+    session_ready.connect(receiver)
+    try:
+        response = browser.client.post(str(action), given)
+    finally:
+        session_ready.disconnect(receiver)
+    assert heard == ["trip again"]
+    assert (response.status_code, response["Location"]) == (
+        302,
+        reverse("admin:app_list", args=["helix_store"]),
+    )
+
+
+def test_a_session_is_listed_once_for_what_has_to_be_done_first(browser: Browser) -> None:
+    alias, tenant = browser.database.alias, browser.database.tenant
+    store = Store(alias, tenant=tenant)
+    session = store.new_session("lost", agent_type="a", title="Title lost")
+    turn = session.turn()
+    turn.__enter__()
+    turn.effect("charge", tool_name="charge_card").__enter__()
+    Lock.objects.using(alias).update(expires_at=moments.now() - timedelta(seconds=1))
+    needs = _needs(_start_page(browser))
+    assert "1 with an unknown effect" in needs
+    assert "charge_card" in needs
+    assert "Decide" in needs
+    assert needs.count("Title lost") == 1
+    assert "abandoned" not in needs
+    assert "Running runs" not in _start_page(browser).text
+
+
+def test_adapters_that_wait_for_a_person_are_listed(browser: Browser) -> None:
+    store_of(browser.database).create_session("graph", agent_type="a", title="Title graph")
+    Session.objects.using(browser.database.alias).update(waiting_kind="a LangGraph interrupt")
+    needs = _needs(_start_page(browser))
+    assert "1 waiting for an answer" in needs
+    assert "Title graph graph a LangGraph interrupt" in needs
+    assert "Look at it" in needs
+
+
+def test_costs_are_drawn_by_day_and_agent(browser: Browser) -> None:
+    alias, tenant, store = browser.database.alias, browser.database.tenant, store_of(browser.database)
+    usage = DatabaseUsageStore(alias, tenant=tenant)
+    for number in range(8):
+        agent = f"agent-{number}"
+        store.create_session(agent, agent_type=agent)
+        for days_ago in (0, 3, 20):
+            at = datetime.now(UTC) - timedelta(days=days_ago)
+            usage.record_entry(
+                {
+                    "kind": "tokens",
+                    "session_id": agent,
+                    "step_count": 1,
+                    "timestamp": int(at.timestamp() * 1_000),
+                    "source": {"type": "agent", "name": agent},
+                    "model": "m",
+                    "tokens": {"prompt": 1, "completion": 1, "total": 2},
+                    "cost_usd": str(1 + number),
+                }
+            )
+    page = _start_page(browser)
+    costs = page.text.partition("Costs by day and agent")[2]
+    assert costs.startswith(" $36.00 today $72.00 in 14 days")
+    assert "agent-7 $16.00 agent-6 $14.00 agent-5 $12.00 agent-4 $10.00 agent-3 $8.00 others $12.00" in costs
+    assert page.html.count('<rect class="helix-series-') == 2 * 6 + 6
+    assert 'preserveAspectRatio="none"' in page.html
 
 
 def test_posts_that_a_worker_could_have_received_five_minutes_ago_are_counted(browser: Browser) -> None:
@@ -158,9 +273,10 @@ def test_posts_that_a_worker_could_have_received_five_minutes_ago_are_counted(br
             store.submit_tool_result(name, call_id, result="yes")
     assert {due.session_id for due in store.find_due_posts()} == overdue | {"fresh"}
     page = _start_page(browser)
-    text = page.text.partition("Posts that nobody has received")[2].partition("Running runs")[0]
-    assert text.startswith(" 4 ")
-    assert {name for name in names if f"Title {name} " in text} == overdue
+    text = _needs(page)
+    assert "4 with a post that nobody has received" in text
+    posts = {name for name in names if f"post not received Title {name} " in text}
+    assert posts == overdue
     assert text.count("6 minutes ago") == 4
     links = [a["href"] or "" for tag, a in page.elements.started if tag == "a" and "href" in a]
     (address,) = {link for link in links if "waiting=post" in link}
@@ -178,25 +294,19 @@ def test_only_users_who_may_view_posts_can_filter_by_them(visitor: Browser) -> N
 
 
 def test_an_empty_database_has_a_calm_start_page(browser: Browser) -> None:
-    text = _start_page(browser).text
-    for words in (
-        "No session is waiting for a person.",
-        "No run is running.",
-        "No session has failed today.",
-    ):
-        assert words in text
-    assert "No lock is held." in text
-    assert "No post is overdue." in text
+    page = _start_page(browser)
+    assert "Nothing needs you" in page.text
+    for words in ("Failures of the past", "Running runs", "Costs by day", "Oldest lock"):
+        assert words not in page.text
 
 
-def test_each_tile_leads_to_the_list_behind_it(browser: Browser) -> None:
+def test_each_part_leads_to_the_list_behind_it(browser: Browser) -> None:
     _fill(browser, "x")
     page = _start_page(browser)
     links = [a["href"] or "" for tag, a in page.elements.started if tag == "a" and "href" in a]
     for part, expected in (
-        ("waiting=person", "Book a trip"),
+        ("condition=waiting", "Book a trip"),
         ("status__exact=running", "works-x"),
-        ("session/?status__exact=failed", "Is broken"),
         ("/usageentry/report/", "$1.25"),
         ("state=held", "worker-17"),
     ):
@@ -226,27 +336,27 @@ def test_the_start_page_takes_as_many_queries_with_ten_of_each(browser: Browser)
     for number in range(9):
         _fill(browser, str(number))
     ten = _start_page(browser)
-    assert "Needs a person 10" in ten.text
+    assert "10 waiting for an answer" in ten.text
     assert len(ten.statements) == len(one.statements)
 
 
 @for_each(
     ("codename", "seen"),
     [
-        ("view_session", {"Needs a person", "Failed today"}),
-        ("view_usageentry", {"Cost today"}),
+        ("view_session", {"Needs somebody", "Failures of the past"}),
+        ("view_usageentry", {"Costs by day"}),
         ("view_lock", {"Oldest lock"}),
         ("view_message", set()),
     ],
 )
-def test_a_user_sees_the_tiles_of_what_the_user_may_view(
+def test_a_user_sees_the_parts_of_what_the_user_may_view(
     visitor: Browser, codename: str, seen: set[str]
 ) -> None:
     _fill(visitor, "x")
     visitor.sign_in(Permission.objects.get(codename=codename, content_type__app_label="helix_store"))
     page = _start_page(visitor)
-    tiles = {"Needs a person", "Running runs", "Failed today", "Cost today", "Oldest lock"}
-    assert {tile for tile in tiles if tile in page.text} == seen
+    parts = {"Needs somebody", "Running runs", "Failures of the past", "Costs by day", "Oldest lock"}
+    assert {part for part in parts if part in page.text} == seen
     for tag, attributes in page.elements.started:
         address = attributes.get("href") or ""
         if tag == "a" and address.startswith("/admin/helix_store/"):
@@ -276,4 +386,4 @@ def test_an_expired_lease_is_not_the_oldest_lock(browser: Browser) -> None:
     alias, tenant = browser.database.alias, browser.database.tenant
     DatabaseLockManager(alias, tenant=tenant).acquire("gone")
     Lock.objects.using(alias).update(expires_at=moments.now() - timedelta(seconds=1))
-    assert "No lock is held." in _start_page(browser).text
+    assert "Oldest lock" not in _start_page(browser).text

@@ -62,7 +62,7 @@ def test_every_marked_text_has_a_german_one() -> None:
     known = {key if isinstance(key, str) else key[0] for key in _german(CATALOG / "django.mo")}
     marked = _marked_texts()
     assert {
-        "Needs a person",
+        "Needs somebody",
         "%(count)d minute ago",
         "Charts and CSV",
         "Daily figures",
@@ -116,7 +116,7 @@ def test_the_pages_are_german_in_a_german_project(browser: Browser) -> None:
         report = browser.open(reverse("admin:helix_store_usageentry_report")).text
     for words in ("Nachrichten, Schritte", "Kosten, Token", "Sekunde", "abgelaufen vor", "Jahren"):
         assert words in listed
-    assert "Braucht einen Menschen" in started
+    assert "Braucht jemanden" in started
     assert "Agentensitzungen" in started
     assert "Nach Agententyp" in report
     assert [page.status for page in others] == [200] * len(others)
