@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -23,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.browser import chromium
+from tests.cells import for_each
 from tests.docs.projects import Project
 from tests.docs.test_examples import ROOT
 
@@ -30,6 +32,14 @@ _FENCE: Final = re.compile(r"^ *```([a-z]+)\n(.*?)^ *```$", re.MULTILINE | re.DO
 _SHOWN_AS: Final = {"cron": "text"}  # Pygments does not know it
 _LOADING: Final = {"script": "src", "img": "src", "iframe": "src", "source": "src"}
 _LOADING_LINKS: Final = {"stylesheet", "icon", "preload", "modulepreload"}
+_CLASSES_OF_CALLS: Final = [
+    name
+    for name in re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    # What the store has of its handles' calls is for the handles. The stores in memory have the same calls.
+    if name.rpartition(".")[2].startswith(
+        ("Session", "Turn", "Step", "Database", "Lock", "Stream", "Graph", "Snap")
+    )
+]
 _PAGES: Final = sorted((ROOT / "docs").glob("*.md"))
 
 
@@ -137,6 +147,16 @@ def test_the_code_of_the_site_and_of_the_twins_is_that_of_the_pages(site: Path) 
         if (shown, twin) != (expected, expected) and not page.stem.startswith("api"):
             differing.append(page.name)
     assert differing == []
+
+
+@for_each("name", _CLASSES_OF_CALLS, ids=str)
+def test_the_page_of_the_api_has_the_signature_of_every_call(name: str, site: Path) -> None:
+    shown = Page(site / "api" / "index.html").ids
+    room, _, label = name.rpartition(".")
+    found = getattr(import_module(room), label)
+    calls = {each for each in dir(found) if not each.startswith("_") and callable(getattr(found, each))}
+    twins = {call for call in calls if call[0] == "a" and call[1:] in calls}
+    assert [call for call in sorted(calls - twins - {"new_session"}) if f"{name}.{call}" not in shown] == []
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
