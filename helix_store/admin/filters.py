@@ -177,6 +177,7 @@ def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
 
 
 TEXT_FILTER: Final = "admin/helix_store/text_filter.html"
+FILTER: Final = "admin/helix_store/filter.html"
 
 STUCK: Final = ("crashed", "abandoned", "over_budget", "effect_unknown", "unanswered")
 """The conditions in which nobody but the operator or a wake-up continues a session."""
@@ -208,6 +209,7 @@ def overdue_posts(using: str, *, limit: int) -> dict[int, datetime]:
 class ChoiceFilter(SimpleListFilter):
     """A filter with fixed choices, which refuses any other value."""
 
+    template = FILTER
     options: Any = ()
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
@@ -226,6 +228,7 @@ class ChoiceFilter(SimpleListFilter):
 class TenantFilter(SimpleListFilter):
     """A filter that offers the table's tenants if there are several, so that indexes by tenant apply."""
 
+    template = FILTER
     title = _("tenant")
     parameter_name = "tenant"
     _keeps_order = {"p", "e", "order", "expiry", "q", "tag", "condition"}
@@ -293,6 +296,7 @@ class AgentTypeFilter(SimpleListFilter):
     Collecting the types of all sessions would need a full scan.
     """
 
+    template = FILTER
     title = _("agent type")
     parameter_name = "agent_type"
     newest = 1_000
@@ -312,6 +316,8 @@ class AgentTypeFilter(SimpleListFilter):
 
 class NamedChoicesFilter(ChoicesFieldListFilter):
     """A filter that shows the choices of a column under their names."""
+
+    template = FILTER
 
     def __init__(self, field: Any, *rest: Any, **named: Any) -> None:
         super().__init__(field, *rest, **named)

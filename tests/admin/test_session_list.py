@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +14,7 @@ from helix_store.models import Session, UsageEntry
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.usage import store as reports
 from tests.admin.conftest import Browser, Page
-from tests.admin.rows import store_of
+from tests.admin.rows import store_of, write_session
 from tests.cells import for_each
 
 HOUR = 3_600_000
@@ -282,3 +283,25 @@ def test_a_field_of_the_filters_works_within_the_form_of_a_theme(browser: Browse
     before, form, _after = page.html.partition('<form method="get" id="helix-filter-tag"></form>')
     assert form
     assert before.count("<form") == before.count("</form")
+
+
+def test_the_filters_are_one_line_that_says_what_is_chosen(browser: Browser) -> None:
+    write_session(browser.database, "reader")
+    page = browser.list_of(Session, condition="crashed", agent_type="reader")
+    _, _, bar = page.html.partition('id="changelist-filter"')
+    bar = bar.partition("</nav>")[0]
+    summaries = [" ".join(each.split()) for each in re.findall(r"<summary>(.*?)</summary>", bar, re.DOTALL)]
+    assert "Cannot go on: <strong>crashed</strong>" in summaries
+    assert "Agent type: <strong>reader</strong>" in summaries
+    assert "Status" in summaries
+    assert "Clear all filters" in bar
+    # Closed filters do not push the list off the screen, and one that opens closes the others.
+    assert "<details open" not in bar
+    assert bar.count('name="helix-filter"') == len(summaries) >= 7
+    assert "Clear all filters" not in browser.list_of(Session).html
+
+
+def test_a_tag_that_is_filtered_by_stands_in_the_line(browser: Browser) -> None:
+    write_session(browser.database, "reader")
+    page = browser.list_of(Session, tag="reader")
+    assert "<summary>Tag: <strong>reader</strong></summary>" in page.html
