@@ -7,6 +7,7 @@ changes anything; it shows the form of the operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from django import forms
@@ -36,7 +37,12 @@ EXPECTED: Final = "expected"
 CONFIRMED: Final = "confirmed"
 NEXT: Final = "next"
 
+KEYS: Final = "keys"
+
 _ROWS_AT_ONCE: Final = 200
+MOST_ROWS: Final = 10_000
+"""The most rows of a list that one operation changes."""
+
 _REFUSALS_SHOWN: Final = 10
 _LONGEST_TITLE: Final = 200
 _LINES_SHOWN: Final = 2_000
@@ -225,6 +231,100 @@ class OperatedAdmin(ReadOnlyAdmin):
         }
         return self.rendered(request, "admin/helix_store/operation.html", context)
 
+    def run_on_all(
+        self, request: HttpRequest, operation: Action, name: str, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        """Ask for confirmation, then run an operation on all rows that match the filter of the list.
+
+        The rows are those that matched when the question was shown, at most `MOST_ROWS`, and still match.
+        Each request runs the operation on a part of them, each row in its own transaction, and returns a page
+        that continues.
+        """
+        sent = _keys_in(request.POST.get(KEYS))
+        if CONFIRMED not in request.POST or sent is None:
+            keys = list(queryset.order_by("pk").values_list("pk", flat=True)[: MOST_ROWS + 1])
+            if not keys:
+                return None
+            progress = Progress(
+                keys=keys[:MOST_ROWS], total=len(keys[:MOST_ROWS]), is_cut=len(keys) > MOST_ROWS
+            )
+            return self._page_of_all(request, operation, operation.form(), name, progress)
+        form = operation.form(request.POST)
+        progress = Progress.of(request, sent)
+        if not form.is_valid():
+            return self._page_of_all(request, operation, form, name, progress)
+        batch, progress.keys = sent[:_ROWS_AT_ONCE], sent[_ROWS_AT_ONCE:]
+        done = 0
+        for row in queryset.filter(pk__in=batch).order_by("pk"):
+            outcome = run(request, operation, row, form.cleaned_data, expected=operation.shown(row))
+            done += outcome.is_done
+        progress.done += done
+        progress.refused += len(batch) - done
+        if progress.keys:
+            return self._page_of_all(request, operation, form, name, progress)
+        words = format_lazy(_("{label}: {count} done."), label=operation.label, count=progress.done)
+        self.message_user(request, str(words), messages.SUCCESS)
+        if progress.refused:
+            words = format_lazy(_("{count} were refused, or no longer match."), count=progress.refused)
+            self.message_user(request, str(words), messages.WARNING)
+        return None
+
+    def _page_of_all(
+        self, request: HttpRequest, operation: Action, form: forms.Form, name: str, progress: Progress
+    ) -> HttpResponse:
+        context = {
+            "title": operation.label,
+            "operation": operation,
+            "form": form,
+            "progress": progress,
+            "hidden": [
+                # Django runs an action only if a row is selected.
+                *(("action", name), ("index", "0"), ("select_across", "1"), (CONFIRMED, "yes")),
+                (ACTION_CHECKBOX_NAME, str(progress.keys[0])),
+                *progress.fields(),
+            ],
+            "back": request.get_full_path(),
+        }
+        return self.rendered(request, "admin/helix_store/operation_on_all.html", context)
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far an operation on many rows has come, and the keys of the rows that are left."""
+
+    keys: list[int]
+    total: int
+    done: int = 0
+    refused: int = 0
+    is_cut: bool = False
+    """True if more rows match than one operation changes."""
+
+    @classmethod
+    def of(cls, request: HttpRequest, keys: list[int]) -> Progress:
+        total, done, refused = (_number(request.POST.get(name)) for name in ("total", "done", "refused"))
+        return cls(keys=keys, total=total or len(keys), done=done, refused=refused)
+
+    @property
+    def over(self) -> int:
+        return self.total - len(self.keys)
+
+    def fields(self) -> list[tuple[str, str]]:
+        counts = {"total": self.total, "done": self.done, "refused": self.refused}
+        return [
+            (KEYS, " ".join(map(str, self.keys))),
+            *((name, str(count)) for name, count in counts.items()),
+        ]
+
+
+def _keys_in(text: str | None) -> list[int] | None:
+    """Return the keys in a field of the form, or ``None`` if it does not hold any."""
+    words = (text or "").split(" ", MOST_ROWS)[:MOST_ROWS]
+    return list(map(int, words)) if all(map(_is_key, words)) else None
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and _is_key(text) else 0
+
 
 def _is_key(text: str) -> bool:
     # Every key is a BigAutoField. An int of thousands of digits would be slow to read.
@@ -283,11 +383,14 @@ def list_action(operation: Action) -> Callable[[Any, HttpRequest, QuerySet[Any]]
     """Return a list action for the ``actions`` of an `OperatedAdmin` of the operation's model.
 
     It runs the operation on up to 200 selected rows, each in its own transaction. If the operation is
-    destructive, a page asks for confirmation first, and keeps the guards of the rows that it shows.
+    destructive, a page asks for confirmation first, and keeps the guards of the rows that it shows. If the
+    user has selected all rows that match the filter, see `OperatedAdmin.run_on_all`.
     """
 
     @admin.action(description=operation.label, permissions=[f"operate_{operation.permission}"])
     def action(page: OperatedAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        if request.POST.get("select_across") == "1":
+            return page.run_on_all(request, operation, name, queryset)
         rows = page.selected_rows(request, queryset)
         if rows is None:
             return None

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
@@ -13,6 +14,7 @@ from django.contrib.auth.models import Permission
 from django.db.models import Model
 from django.urls import reverse
 
+from helix_store.admin import operating
 from helix_store.admin.operating import OperatedAdmin
 from helix_store.catalogue import registered_tables, tables
 from helix_store.models import Lock, Session, Stream
@@ -217,3 +219,86 @@ def test_the_list_of_streams_leads_to_their_pruning(browser: Browser) -> None:
         browser.open(reverse("admin:helix_store_stream_table_operation", args=["prune-streams"])).status
         == 200
     )
+
+
+# --- All rows that match the filter
+
+
+def _many(browser: Browser, count: int, *, agent_type: str) -> None:
+    store = store_of(browser.database)
+    for number in range(count):
+        store.create_session(f"{agent_type}-{number}", agent_type=agent_type)
+
+
+def _hidden(html: str) -> dict[str, str]:
+    form = html.partition('<div class="helix-confirm">')[2]
+    return dict(re.findall(r'<input type="hidden" name="([a-z_]+)" value="([^"]*)"', form))
+
+
+def _on_all(browser: Browser, action: str, *, agent_type: str) -> tuple[str, Any]:
+    """Ask for an action on all sessions of a type, and return the address and the page that asks."""
+    address = reverse("admin:helix_store_session_changelist") + f"?agent_type={agent_type}"
+    key = Session.objects.using(browser.database.alias).filter(agent_type=agent_type).values("pk")[0]["pk"]
+    given = {"action": action, "select_across": "1", "index": "0", "_selected_action": str(key)}
+    return address, browser.client.post(address, given)
+
+
+def test_an_action_applies_to_all_rows_that_match_the_filter(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operating, "_ROWS_AT_ONCE", 4)
+    _many(browser, 10, agent_type="old")
+    _many(browser, 2, agent_type="new")
+    address, page = _on_all(browser, "mark_failed", agent_type="old")
+    html = page.content.decode()
+    assert "This applies to all 10 rows that match the filter." in html
+    assert "continue.js" not in html
+    said = []
+    given = {**_hidden(html), "reason": "Too old"}
+    while (page := browser.client.post(address, given)).status_code == 200:
+        html = page.content.decode()
+        said += re.findall(r"(\d+ of \d+: \d+ done)", html)
+        assert '<progress value="' in html
+        assert 'src="/static/helix_store/continue.js"' in html
+        given = _hidden(html)
+    assert said == ["4 of 10: 4 done", "8 of 10: 8 done"]
+    rows = Session.objects.using(browser.database.alias)
+    assert rows.filter(status="failed", failure_reason="Too old").count() == 10
+    assert rows.filter(agent_type="new", status="active").count() == 2
+    assert LogEntry.objects.count() == 10
+    assert "10 done" in browser.open(address).text
+
+
+def test_rows_that_no_longer_match_are_left_alone(browser: Browser) -> None:
+    _many(browser, 3, agent_type="old")
+    address, page = _on_all(browser, "mark_failed", agent_type="old")
+    rows = Session.objects.using(browser.database.alias)
+    rows.filter(session_id="old-1").update(agent_type="kept")
+    browser.client.post(address, {**_hidden(page.content.decode()), "reason": "Too old"})
+    assert rows.filter(status="failed").count() == 2
+    text = browser.open(address).text
+    assert "2 done" in text
+    assert "1 were refused, or no longer match." in text
+
+
+def test_an_action_on_all_rows_asks_first_and_keeps_its_permission(browser: Browser) -> None:
+    _many(browser, 2, agent_type="old")
+    for action in ("interrupt", "mark_failed", "delete_session"):
+        _address, page = _on_all(browser, action, agent_type="old")
+        assert "This applies to all 2 rows" in page.content.decode()
+    rows = Session.objects.using(browser.database.alias)
+    assert rows.filter(status="active").count() == 2
+    browser.sign_in(*Permission.objects.filter(codename__in=["view_session", "delete_session"]))
+    address, page = _on_all(browser, "delete_session", agent_type="old")
+    given = {**_hidden(page.content.decode()), "action": "mark_failed"}
+    browser.client.post(address, given)
+    assert rows.filter(status="active").count() == 2
+
+
+@pytest.mark.parametrize("keys", ["", "x", "1 2 x", "9" * 30, "-1"])
+def test_keys_that_no_page_has_given_do_nothing(sqlite_browser: Browser, keys: str) -> None:
+    _many(sqlite_browser, 2, agent_type="old")
+    address, page = _on_all(sqlite_browser, "mark_failed", agent_type="old")
+    given = {**_hidden(page.content.decode()), "keys": keys, "total": "x", "done": "-1"}
+    assert sqlite_browser.client.post(address, given).status_code in (200, 302)
+    assert Session.objects.using(sqlite_browser.database.alias).filter(status="active").count() == 2
