@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.projects import stages_of
-from tests.docs.test_examples import BLOCK, ROOT
+from tests.docs.test_examples import BLOCK, PAGES, ROOT
 
 TUTORIAL = stages_of((ROOT / "docs" / "tutorial.md").read_text())
 WORKERS = stages_of((ROOT / "docs" / "workers.md").read_text())
@@ -33,6 +33,29 @@ def test_the_files_of_a_project_pass_strict_type_checks_at_each_stage(stage: int
     for app in {tmp_path / Path(path).parts[0] for path in STAGES[stage]}:
         (app / "__init__.py").touch()
     require_strict_types(*files)
+
+
+def test_the_examples_of_the_pages_pass_strict_type_checks_as_far_as_they_are_annotated(
+    tmp_path: Path,
+) -> None:
+    """Functions without annotations and results that may be ``None`` are for the reader to complete.
+
+    The pages of the frameworks are left out, whose examples depend on the types of other packages.
+    """
+    of_frameworks = {
+        path.parent.name.replace("_", "-") for path in (ROOT / "helix_store/contrib").glob("*/apps.py")
+    }
+    files = []
+    for page in PAGES:
+        code = "\n".join(block[1] for block in BLOCK.finditer(page.read_text()))
+        if code and page.stem not in of_frameworks - {"chat"}:
+            files.append(tmp_path / f"page_{page.stem.replace('-', '_')}.py")
+            files[-1].write_text(code)
+    assert len(files) > 30
+    lenient = "--allow-untyped-defs --allow-incomplete-defs --allow-untyped-calls"
+    lenient += " --disable-error-code union-attr --disable-error-code var-annotated"
+    checked = _checked(*lenient.split(), *files)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_strict_type_checks_know_the_names_and_no_other(tmp_path: Path) -> None:
@@ -100,9 +123,9 @@ def _type_errors(program: str, folder: Path) -> list[str]:
     return [line for line in _checked(file).stdout.splitlines() if "error:" in line]
 
 
-def _checked(*files: Path) -> subprocess.CompletedProcess[str]:
+def _checked(*arguments: Path | str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", *map(str, files)],
+        [sys.executable, "-m", "mypy", "--strict", *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
