@@ -178,7 +178,7 @@ class OperatedAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
     ) -> HttpResponseBase | None:
         """Refuse keys that no row can have, for which Django's query would fail."""
-        if all(map(_is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+        if all(map(is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             # Django 6.1 also passes the place of the form.
             return super().response_action(request, queryset, *args, **kwargs)
         self.message_user(request, gettext("Nothing was done: a selected row cannot exist."), messages.ERROR)
@@ -319,14 +319,15 @@ class Progress:
 def _keys_in(text: str | None) -> list[int] | None:
     """Return the keys in a field of the form, or ``None`` if it does not hold any."""
     words = (text or "").split(" ", MOST_ROWS)[:MOST_ROWS]
-    return list(map(int, words)) if all(map(_is_key, words)) else None
+    return list(map(int, words)) if all(map(is_key, words)) else None
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and _is_key(text) else 0
+    return int(text) if text and is_key(text) else 0
 
 
-def _is_key(text: str) -> bool:
+def is_key(text: str) -> bool:
+    """Return whether a text is a key that a row can have."""
     # Every key is a BigAutoField. An int of thousands of digits would be slow to read.
     return text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= MAX_BIGINT
 

@@ -13,9 +13,17 @@ from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import OuterRef, QuerySet, Subquery
-from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import (
+    FileResponse,
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    JsonResponse,
+)
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path
 from django.utils.html import format_html
@@ -71,7 +79,8 @@ from helix_store.admin.filters import (
     reason_of,
     status_or_condition,
 )
-from helix_store.admin.operating import CONFIRMED, OperatedAdmin, list_action, log
+from helix_store.admin.live import SESSION_SECONDS, mark_of_session, mark_of_start
+from helix_store.admin.operating import CONFIRMED, OperatedAdmin, is_key, list_action, log
 from helix_store.admin.records import claim_of
 from helix_store.admin.sections import SECTIONS, Section, conversation_file, state_file
 from helix_store.admin.sections.section import ENVELOPE, SessionView
@@ -526,9 +535,12 @@ class SessionPage(OperatedAdmin):
         name = f"{self.opts.app_label}_{self.opts.model_name}"
         state = self.admin_site.admin_view(self.state_view)
         conversation = self.admin_site.admin_view(self.conversation_view)
+        live = self.admin_site.admin_view(self.live_view)
         return [
             path("<path:object_id>/state.json", state, name=f"{name}_state"),
             path("<path:object_id>/conversation", conversation, name=f"{name}_conversation"),
+            path("<path:object_id>/live.json", live, name=f"{name}_live"),
+            path("live.json", self.admin_site.admin_view(self.live_start_view), name=f"{name}_live_start"),
             path("approvals/", self.admin_site.admin_view(self.approvals_view), name=f"{name}_approvals"),
             *super().get_urls(),
         ]
@@ -547,6 +559,22 @@ class SessionPage(OperatedAdmin):
             return session
         return conversation_file(SessionView(request=request, page=self, session=session))
 
+    def live_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Return the mark of a session's page."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        key = unquote(object_id)
+        found = mark_of_session(self.rows(Session), int(key)) if is_key(key) else None
+        if found is None:
+            raise Http404
+        return JsonResponse(found)
+
+    def live_start_view(self, request: HttpRequest) -> HttpResponse:
+        """Return the mark of the start page."""
+        if not self.has_view_permission(request) or not self.may_view(request, Run):
+            raise PermissionDenied
+        return JsonResponse(mark_of_start(self.alias))
+
     def approvals_view(self, request: HttpRequest) -> HttpResponse:
         """Return the inbox of a user who answers calls."""
         refuse_surrogates(request)
@@ -561,12 +589,15 @@ class SessionPage(OperatedAdmin):
         visible = [section for section in SECTIONS if section.is_visible(view)]
         chosen = self._chosen(view, visible)
         view.section = chosen.name
+        # What changes while the page is read must change the mark: it is read first.
+        live = _live(view)
         # The section reads some columns whole, of which the summary needs only the start.
         content = _content(chosen, view)
         shown = summary(view)
         return {
             "title": shown["heading"],
             "summary": shown,
+            "live": live,
             "tabs": [
                 {"label": each.label, "url": view.url(each.name), "is_chosen": each is chosen}
                 for each in visible
@@ -602,6 +633,15 @@ class SessionPage(OperatedAdmin):
                     raise PermissionDenied
                 return section
         raise Http404(_("There is no such section."))
+
+
+def _live(view: SessionView) -> dict[str, Any] | None:
+    """Return how the page stays up to date, or ``None`` if the session has ended."""
+    found = mark_of_session(view.page.rows(Session), view.session.pk)
+    if found is None or found["is_over"]:
+        return None
+    url = view.page.view_url(Session, "live", view.session.pk)
+    return {"url": url, "mark": found["mark"], "seconds": SESSION_SECONDS}
 
 
 def _content(section: Section, view: SessionView) -> dict[str, Any]:

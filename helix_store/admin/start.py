@@ -45,6 +45,7 @@ from helix_store.admin.elements import (
     stacked_columns,
 )
 from helix_store.admin.filters import STOPPED, overdue_posts, read_open_tools, start_of_day
+from helix_store.admin.live import START_SECONDS, mark_of_start
 from helix_store.admin.operating import Button, OperatedAdmin
 from helix_store.admin.sections.effects import unknown_effects
 from helix_store.core import moments
@@ -135,6 +136,9 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     may_view_runs = page.may_view(request, Run)
     if page.may_view(request, Session):
+        if may_view_runs:
+            mark, url = mark_of_start(page.alias)["mark"], page.view_url(Session, "live_start")
+            parts["live"] = {"url": url, "mark": mark, "seconds": START_SECONDS}
         sessions: QuerySet[Any] = without_payloads(page.rows(Session)).annotate(
             title_start=start_of("title", _TITLE_LENGTH),
             failure_start=start_of("failure_reason", _CAUSE),

@@ -71,7 +71,7 @@ return {
   elements: [...document.querySelectorAll('#content *')].filter((each) =>
     /^(IMG|IFRAME|OBJECT|VIDEO|AUDIO|MARQUEE|STYLE|LINK|BASE|META)$/.test(each.tagName)
     || each.getAttributeNames().some((name) => name.startsWith('on'))
-    || (each.tagName === 'SCRIPT' && !each.src.endsWith('/static/helix_store/live.js'))
+    || (each.tagName === 'SCRIPT' && !/\\/static\\/helix_store\\/live(_page)?\\.js$/.test(each.src))
     || /^javascript:/i.test(each.getAttribute('href') ?? '')).map((each) => each.outerHTML.slice(0, 200)),
   text: document.body.innerText,
 }

@@ -1,0 +1,131 @@
+"""Pages that stay up to date: the marks that they ask for, and what a browser does with them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.models import Permission
+from django.test.utils import override_settings
+from django.urls import reverse
+
+from helix_store import Store
+from helix_store.core import moments
+from helix_store.models import Session
+from tests.admin.conftest import Browser, EverythingOn
+from tests.admin.rows import store_of
+from tests.admin.test_clicking import _sign_in
+from tests.asgi_server import serving
+from tests.browser import chromium
+from tests.databases import CommittedDatabase
+
+LIVE = 'id="helix-live-page"'
+
+
+def _url(browser: Browser) -> str:
+    key = Session.objects.using(browser.database.alias).get().pk
+    return reverse("admin:helix_store_session_live", args=[key])
+
+
+def _mark(browser: Browser, url: str) -> Any:
+    response = browser.client.get(url)
+    assert response.status_code == 200
+    assert "no-store" in response["Cache-Control"]
+    return response.json()["mark"]
+
+
+def _store(browser: Browser) -> Store:
+    return Store(browser.database.alias, tenant=browser.database.tenant)
+
+
+def test_the_mark_of_a_session_changes_with_all_that_its_page_shows(browser: Browser) -> None:
+    session = _store(browser).new_session("s", agent_type="a")
+    url = _url(browser)
+    seen = [_mark(browser, url)]
+    assert _mark(browser, url) == seen[0]
+
+    def has_changed() -> bool:
+        seen.append(_mark(browser, url))
+        return seen[-1] not in seen[:-1]
+
+    with session.turn() as turn:
+        assert has_changed(), "a run starts"
+        with turn.step() as step:
+            step.say({"role": "user", "content": "hello"})
+        assert has_changed(), "a step is committed"
+        with turn.effect("charge") as effect:
+            assert has_changed(), "an effect begins"
+            effect.done()
+        assert has_changed(), "an effect ends"
+        with turn.step() as step:
+            step.ask_approval("call-1", "pay", {})
+    assert has_changed(), "a run waits"
+    store_of(browser.database).submit_tool_result("s", "call-1", approval_id="call-1", approved=True)
+    assert has_changed(), "a call is answered"
+    session.post({"role": "user", "content": "more"}, not_before=moments.now() + timedelta(hours=1))
+    assert has_changed(), "a post arrives"
+    store_of(browser.database).update_status("s", "failed", failure_reason="why")
+    assert browser.client.get(url).json()["is_over"] is True
+
+
+def test_a_mark_costs_one_statement_of_the_store(browser: Browser) -> None:
+    _store(browser).new_session("s", agent_type="a")
+    for url in (_url(browser), reverse("admin:helix_store_session_live_start")):
+        browser.open(url)
+        statements = [each for each in browser.open(url).statements if "helix_store" in each]
+        assert len(statements) == 1
+
+
+def test_the_mark_of_the_start_page_changes_with_runs_and_sessions(browser: Browser) -> None:
+    url = reverse("admin:helix_store_session_live_start")
+    seen = [_mark(browser, url)]
+    session = _store(browser).new_session("s", agent_type="a")
+    seen.append(_mark(browser, url))
+    with session.turn():
+        seen.append(_mark(browser, url))
+    seen.append(_mark(browser, url))
+    assert len(set(seen)) == 4
+
+
+def test_marks_need_the_permission_to_view_what_they_are_about(visitor: Browser) -> None:
+    _store(visitor).new_session("s", agent_type="a")
+    start = reverse("admin:helix_store_session_live_start")
+    for codenames, expected in ((["view_message"], (403, 403)), (["view_session"], (200, 403))):
+        visitor.sign_in(*Permission.objects.filter(codename__in=codenames))
+        assert tuple(visitor.client.get(url).status_code for url in (_url(visitor), start)) == expected
+    for key in ("0", "x", "9" * 30):
+        address = reverse("admin:helix_store_session_live", args=[key])
+        assert visitor.client.get(address).status_code == 404
+
+
+def test_the_page_of_a_session_that_has_ended_asks_for_nothing(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    row = Session.objects.using(browser.database.alias).get()
+    assert LIVE in browser.page_of(row).html
+    store.update_status("s", "completed")
+    assert LIVE not in browser.page_of(row).html
+
+
+def test_a_page_shows_what_happens_while_somebody_reads_it(empty_db: CommittedDatabase) -> None:
+    store = store_of(empty_db)
+    store.create_session("s", agent_type="a")
+    store.append_messages("s", [{"role": "user", "content": "the first message"}])
+    with serving(empty_db) as server, chromium() as browser:
+        _sign_in(browser, server.url, empty_db)
+        key = Session.objects.using(empty_db.alias).get().pk
+        with override_settings(DATABASE_ROUTERS=[EverythingOn(empty_db.alias)]):
+            address = reverse("admin:helix_store_session_change", args=[key])
+        browser.open(f"{server.url}{address}?section=conversation")
+        browser.until("#section", contains="the first message")
+        store.append_messages("s", [{"role": "user", "content": "a later message"}])
+        browser.until("#section", contains="a later message")
+        browser.until("#helix-live-page", contains="as of")
+
+        # What somebody writes is not replaced.
+        browser.open(f"{server.url}{address}?section=inbox")
+        browser.fill("#section textarea", "half a sentence")
+        store.post_message("s", {"role": "user", "content": "a post"}, not_before=moments.now())
+        browser.until("#helix-live-page", contains="changed")
+        assert browser.run("return document.querySelector('#section textarea').value") == "half a sentence"
+        assert "a post" not in browser.text("#section")
