@@ -13,18 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from django import forms
 from django.contrib.auth import get_permission_codename
 from django.contrib.messages import constants as levels
 from django.db import router
-from django.db.models import Model
+from django.db.models import Count, IntegerField, Model, Value
 from django.utils import timezone
-from django.utils.text import format_lazy
+from django.utils.text import capfirst, format_lazy
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.catalogue import Table, tables
+from helix_store.core import validation
 from helix_store.core.ids import new_id
+from helix_store.core.transcript import visible
 from helix_store.core.types import NON_TERMINAL_STATUSES, SessionStatus, StatusConflict
 from helix_store.engine.database import Database
 from helix_store.exceptions import (
@@ -42,7 +46,18 @@ from helix_store.exceptions import (
     StoreBusy,
     shown_id,
 )
-from helix_store.models import Checkpoint, Post, Session
+from helix_store.models import (
+    Checkpoint,
+    Decision,
+    Effect,
+    Item,
+    Message,
+    Post,
+    Run,
+    Session,
+    StagedChange,
+    UsageEntry,
+)
 from helix_store.reports.payloads import Change, moment, time_argument
 from helix_store.reports.session import session_tree
 from helix_store.sessions.locking import first_row, session_with_id
@@ -107,6 +122,10 @@ class Action:
     def initial(self, row: Any) -> Mapping[str, Any]:
         """Return the initial values of the form in the admin."""
         return {}
+
+    def losses(self, row: Any, given: Mapping[str, Any]) -> list[tuple[StrOrPromise, str]]:
+        """Return what the action would delete, with labels, for the page that asks for a confirmation."""
+        return []
 
     def changes(self, row: Any, given: Mapping[str, Any]) -> list[Change]:
         """Return the changes that the page shows before the action runs."""
@@ -376,6 +395,30 @@ class Delete(SessionAction):
             f"{sum(head.message_count for head in heads):,} messages?"
         )
 
+    def losses(self, row: Any, given: Mapping[str, Any]) -> list[tuple[StrOrPromise, str]]:
+        """Return the number of rows of each kind in the tree. This takes four statements."""
+        alias = row._state.db
+        walk = session_tree(DatabaseStateStore(alias, tenant=row.tenant), row.session_id).walk()
+        names = {node.session_id for _way, node in islice(walk, _MOST_COUNTED) if node.head is not None}
+        found = Session._base_manager.using(alias).filter(tenant=row.tenant, session_id__in=names)
+        keys = list(found.values_list("pk", flat=True))
+        counts: list[tuple[StrOrPromise, int]] = [(Session._meta.verbose_name_plural or "", len(keys))]
+        counted = [table for table in tables("session") if _is_counted(table)]
+        parts = [
+            table.model._base_manager.using(alias)
+            .filter(**{f"{table.parent}__in": keys})
+            .order_by()
+            .annotate(counted_table=Value(place, output_field=IntegerField()))
+            .values("counted_table")
+            .annotate(counted_rows=Count("pk"))
+            .values_list("counted_table", "counted_rows")
+            for place, table in enumerate(counted)
+        ]
+        first, *others = parts
+        for place, count in sorted(first.union(*others, all=True)):
+            counts.append((counted[place].model._meta.verbose_name_plural or "", count))
+        return [(capfirst(label), f"{count:,}") for label, count in counts if count]
+
     def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
         count = store.delete_session(session_id, keep_usage=given.get("keep_usage", False))
         if not count:
@@ -384,6 +427,18 @@ class Delete(SessionAction):
             message=format_lazy(_("Deleted {count} sessions."), count=count),
             data={"session_id": session_id, "deleted_sessions": count},
         )
+
+
+_MOST_COUNTED: Final = 1_000
+"""The maximum number of sessions of a tree whose rows are counted."""
+
+_COUNTED: Final = (Message, Checkpoint, Run, Effect, Decision, Post, Item, UsageEntry)
+
+
+def _is_counted(table: Table) -> bool:
+    """Return whether the rows of a table mean something to people."""
+    is_of_app = table.model._meta.app_label != Session._meta.app_label
+    return not table.names_tenant and (is_of_app or table.model in _COUNTED)
 
 
 class RunAgain(SessionAction):
@@ -460,6 +515,28 @@ class Restore(SessionAction):
             f"{moment(found.created_at)}: {count - found.message_count:,} of {count:,} messages and every "
             "later checkpoint are deleted?"
         )
+
+    def losses(self, row: Any, given: Mapping[str, Any]) -> list[tuple[StrOrPromise, str]]:
+        """Return the step that the session goes back to, and what is after it, in three statements."""
+        alias = row._state.db
+        steps = Checkpoint._base_manager.using(alias).filter(session=row.pk, kind="step", namespace="")
+        columns = ("version", "step_count", "step_id", "message_count")
+        found = (
+            steps.filter(checkpoint_id=validation.checkpoint_id(given.get("checkpoint")))
+            .values_list(*columns)
+            .first()
+        )
+        if found is None:
+            return []
+        version, number, step_id, messages = found
+        later = steps.filter(version__gt=version).count()
+        staged = StagedChange._base_manager.using(alias).filter(session=row.pk).count()
+        return [
+            (_("Back to step"), f"{number:,} {visible(step_id or '')}".strip()),
+            (_("Messages after it"), f"{max(0, row.message_count - messages):,}"),
+            (_("Checkpoints after it"), f"{later:,}"),
+            (_("Staged changes"), f"{staged:,}"),
+        ]
 
     def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
         checkpoint_id = given["checkpoint"]

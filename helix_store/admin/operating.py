@@ -7,6 +7,7 @@ changes anything; it shows the form of the operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple, cast
 
@@ -31,6 +32,7 @@ from helix_store.actions.sessions import Action, Outcome
 from helix_store.admin.base import ReadOnlyAdmin, refuse_surrogates
 from helix_store.admin.elements import printable
 from helix_store.core.limits import MAX_BIGINT
+from helix_store.exceptions import HelixStoreError
 from helix_store.reports.payloads import Change, difference_pages
 
 EXPECTED: Final = "expected"
@@ -172,7 +174,12 @@ class OperatedAdmin(ReadOnlyAdmin):
         changes = operation.changes(row, form.cleaned_data) if form.is_bound and form.is_valid() else []
         hidden = [(EXPECTED, expected), (CONFIRMED, "yes"), (NEXT, sent.get(NEXT, ""))]
         rows = [] if row is None else [row]
-        return self._confirmation_page(request, operation, form, rows, hidden, back, changes)
+        given = {field.name: field.value() for field in form}
+        losses: list[tuple[Any, str]] = []
+        # A session whose rows are damaged can be deleted all the same.
+        with suppress(HelixStoreError, ValueError):
+            losses = [] if row is None else operation.losses(row, given)
+        return self._confirmation_page(request, operation, form, rows, hidden, back, changes, losses)
 
     def response_action(  # type: ignore[override]  # Django 5.2 and 6.1 differ in the arguments
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
@@ -216,6 +223,7 @@ class OperatedAdmin(ReadOnlyAdmin):
         hidden: Sequence[tuple[str, str]],
         back: str,
         changes: Sequence[Change] = (),
+        losses: Sequence[tuple[Any, str]] = (),
     ) -> HttpResponse:
         """Return the form of an operation, with its effect and the rows that it would change."""
         all_lines = [line for page in difference_pages(changes) for line in page]
@@ -224,6 +232,7 @@ class OperatedAdmin(ReadOnlyAdmin):
             "title": operation.label,
             "operation": operation,
             "form": form,
+            "losses": losses,
             "difference": {"lines": lines, "has_more": len(lines) < len(all_lines)},
             "rows": [*map(printable, map(str, rows)), *_named_in(form)],
             "hidden": hidden,

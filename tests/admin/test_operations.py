@@ -524,3 +524,39 @@ def test_the_operations_of_a_session_have_names_that_differ() -> None:
     names = [each.name for each in SESSION_OPERATIONS]
     assert len(set(names)) == len(names)
     assert {ANSWER, BRANCH, RESTORE} <= set(SESSION_OPERATIONS)
+
+
+# --- What is lost
+
+
+def test_a_restore_says_which_step_it_goes_back_to_and_what_is_lost(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    for number in (1, 2, 3):
+        step(browser, number)
+    first = store.list_checkpoints("s").items[-1].checkpoint_id
+    page = browser.open(address(row_of(browser), "restore"), checkpoint=first)
+    lost = page.text.partition("What is lost")[2]
+    assert re.match(r" Back to step 1 \S+ Messages after it 2 Checkpoints after it 2 Staged changes 0", lost)
+    for unknown in ("x", "\x00", "x" * 400, "cpv1-s-s9-t1-abcdef"):
+        page = browser.open(address(row_of(browser), "restore"), checkpoint=unknown)
+        assert (page.status, "What is lost" in page.text) == (200, False)
+
+
+def test_a_deletion_says_how_much_of_each_kind_is_lost(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    for number in (1, 2):
+        step(browser, number)
+    store.create_session("below", agent_type="a", parent_session_id="s")
+    store.add_sub_session_refs("s", [{"sub_session_id": "below", "agent_type": "a"}])
+    store.append_messages("below", [{"role": "user", "content": "hello"}])
+    store.create_session("another", agent_type="a")
+    row = Session.objects.using(browser.database.alias).get(session_id="s")
+    page = browser.open(address(row, "delete-session"))
+    lost = page.text.partition("What is lost")[2]
+    assert "Sessions 2" in lost
+    assert "Messages 3" in lost
+    assert "Checkpoints" in lost
+    assert "Posts" not in lost
+    assert len(page.statements) <= 12
