@@ -148,9 +148,6 @@ class World:
         store.submit_tool_result(name, "call-taken", result=1)
         store.take_tool_results(name)
         store.submit_tool_result(name, "call-answered", result=1)
-        store.add_pending_tool_calls(name, {"call-approved": {"tool_name": "ask", "approval_id": "approval"}})
-        store.submit_tool_result(name, "call-approved", approval_id="approval", approved=True)
-        self._leave_effects(name)
         store.suspend(
             name,
             kind="suspended_client_tool",
@@ -172,8 +169,11 @@ class World:
         self.streams.write_sync(name, [{"type": "text"}, {"type": "end"}])
         async_to_sync(self.streams.end_stream)(name, output={"a": 1})
 
-    def _leave_effects(self, name: str) -> None:
-        """One that is done, one that was not done, and one of which nobody knows the outcome."""
+    def add_decision_and_effects(self, name: str) -> None:
+        """Add what cannot be made in a transaction: an approval, and effects with each of their ends."""
+        approval = {"tool_name": "ask", "approval_id": "approval"}
+        self.store.add_pending_tool_calls(name, {"call-approved": approval})
+        self.store.submit_tool_result(name, "call-approved", approval_id="approval", approved=True)
         session = Store(self.database.alias, tenant=self.database.tenant).session(name)
         for state in ("done", "not_done", "unknown"):
             with suppress(RuntimeError), session.effect(state, tool_name="pay", input={"eur": 7}) as effect:

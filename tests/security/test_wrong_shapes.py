@@ -28,6 +28,7 @@ def world(committed_db: CommittedDatabase) -> World:
     world = World(committed_db)
     for name in ("good", "bad"):
         world.populate(name)
+        world.add_decision_and_effects(name)
     world.overdue_first("bad")
     return world
 
