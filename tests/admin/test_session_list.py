@@ -243,7 +243,7 @@ def test_search_for_words_is_bounded_and_says_so(browser: Browser, monkeypatch: 
     store = store_of(browser.database)
     for number in range(4):
         store.create_session(f"s-{number}", agent_type="a", title="Word of a trip", user_id="ann")
-    assert "newest" not in browser.list_of(Session, q="trip").text
+    assert "Only the newest" not in browser.list_of(Session, q="trip").text
     monkeypatch.setattr(search, "NEWEST_SEARCHED", 2)
     monkeypatch.setattr("helix_store.admin.sessions.NEWEST_SEARCHED", 2)
     bounded = browser.list_of(Session, q="trip")

@@ -393,8 +393,9 @@ _POSITION: Final = re.compile(r"(?<=openai-agents\.)([\w-]+\.main\.)\d+")
 
 
 def _masked(text: str) -> str:
-    # The position of a turn, in the id of its usage; the id of the call that staged a change.
-    return _STAGED_BY.sub("C", _POSITION.sub(r"\1K", masked(text)))
+    # The position of a turn, in the id of its usage, before it can be taken for a time: keys of copies are
+    # large. The id of the call that staged a change.
+    return _STAGED_BY.sub("C", masked(_POSITION.sub(r"\1K", text)))
 
 
 # --- Snapshots ----------------------------------------------------------------------------------------

@@ -56,8 +56,9 @@ def test_what_the_strict_serializer_cannot_read_is_not_shown(client: Client, kin
 
 
 def test_a_list_shows_a_version_without_the_zeros_before_it(client: Client) -> None:
-    LangGraphValue._base_manager.update(version=f"{'0' * 31}7.25")
     row = LangGraphValue._base_manager.latest("pk")
+    row.version = f"{'0' * 31}7.25"
+    LangGraphValue._base_manager.filter(pk=row.pk).update(version=row.version)
     listed = client.get(reverse("admin:helix_store_langgraph_langgraphvalue_changelist")).content.decode()
     assert ">7.25<" in listed
     assert row.version not in listed
