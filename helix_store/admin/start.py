@@ -44,7 +44,13 @@ from helix_store.admin.elements import (
     spark_line,
     stacked_columns,
 )
-from helix_store.admin.filters import STOPPED, overdue_posts, read_open_tools, start_of_day
+from helix_store.admin.filters import (
+    STOPPED,
+    overdue_posts,
+    read_open_tools,
+    start_of_day,
+    waiting_for_person,
+)
 from helix_store.admin.live import START_SECONDS, mark_of_start
 from helix_store.admin.operating import Button, OperatedAdmin
 from helix_store.admin.sections.effects import unknown_effects
@@ -180,35 +186,52 @@ def _needs(page: OperatedAdmin, request: HttpRequest, sessions: Any, *, may_view
 
 
 def _add_waiting(needs: Needs, page: OperatedAdmin, sessions: Any, *, may_view_runs: bool) -> None:
-    """Add the sessions with open calls, and those of adapters, the earliest deadline first."""
-    waiting = find_keys(sessions.db, ("waiting",), limit=_MOST_COUNTED + 1)
-    if not waiting:
-        return
+    """Add the sessions with open calls, the earliest deadline first, and then those of adapters."""
+    rows = Session.objects.using(sessions.db)
+    tenants = known_tenants(Session, sessions.db)
+    own = waiting_for_person(rows)
+    if len(tenants) <= MOST_TENANTS:  # Otherwise the whole index of waiting sessions is read, which is small.
+        own = of_tenants(own, tenants)
+    adapters = rows.non_terminal().filter(waiting_kind__isnull=False, suspension_kind__isnull=True)
+    oldest = list(adapters.order_by("updated_at", "pk").values_list("pk", flat=True)[: _MOST_COUNTED + 1])
     deadline = F("pending_deadline").asc(nulls_last=True)
-    shown = list(sessions.filter(pk__in=list(waiting)).order_by(deadline, "updated_at", "pk")[:_ROWS_SHOWN])
+    by_deadline = sessions.filter(pk__in=own.values("pk")).order_by(deadline, "updated_at", "pk")
+    shown = list(by_deadline[:_ROWS_SHOWN])
     read_open_tools(shown)
-    rows = []
-    for session in shown:
-        stuck, at = waiting[session.pk], session.pending_deadline
-        tools = ", ".join(getattr(session, "open_tools", None) or ()) or stuck.detail or gettext("an answer")
-        is_late = at is not None and at <= moments.now()
-        words = gettext("deadline passed {when}") if is_late else gettext("deadline {when}")
-        is_adapters = session.suspension_kind != RunStatus.SUSPENDED_CLIENT_TOOL
-        section = "" if is_adapters else "waits"
-        rows.append(
-            Need(
-                status=badge("waiting"),
-                session=_session_link(page, session),
-                what=one_line(tools, _TITLE_LENGTH),
-                when=distance(stuck.since) if at is None else format_html(words, when=distance(at)),
-                action=_("Look at it") if is_adapters else _("Answer"),
-                url=_section_url(page, session, section),
-            )
-        )
-    needs.keys.update(waiting)
+    found = sessions.in_bulk(oldest[: _ROWS_SHOWN - len(shown)])
+    count = own.order_by()[: _MOST_COUNTED + 1].values("pk").count() + len(oldest)
+    listed = [_waiting(page, each) for each in shown]
+    listed += [_waiting_elsewhere(page, found[key]) for key in oldest if key in found]
     # Only the filter by condition, which needs the permission to view runs, finds those of adapters.
     query = {"condition": "waiting"} if may_view_runs else {"waiting": "person"}
-    needs.add(_("waiting for an answer"), len(waiting), page.list_url(Session, **query), rows)
+    needs.keys.update(each.pk for each in (*shown, *found.values()))
+    needs.add(_("waiting for an answer"), count, page.list_url(Session, **query), listed)
+
+
+def _waiting(page: OperatedAdmin, session: Any) -> Need:
+    at = session.pending_deadline
+    is_late = at is not None and at <= moments.now()
+    words = gettext("deadline passed {when}") if is_late else gettext("deadline {when}")
+    return Need(
+        status=badge("waiting"),
+        session=_session_link(page, session),
+        what=one_line(", ".join(session.open_tools or ()) or gettext("an answer"), _TITLE_LENGTH),
+        when=distance(session.updated_at) if at is None else format_html(words, when=distance(at)),
+        action=_("Answer"),
+        url=_section_url(page, session, "waits"),
+    )
+
+
+def _waiting_elsewhere(page: OperatedAdmin, session: Any) -> Need:
+    """Return the need of a session whose framework has asked a person, and which the admin cannot answer."""
+    return Need(
+        status=badge("waiting"),
+        session=_session_link(page, session),
+        what=one_line((session.waiting_kind or "").partition(":")[0], _TITLE_LENGTH),
+        when=distance(session.updated_at),
+        action=_("Look at it"),
+        url=_section_url(page, session, ""),
+    )
 
 
 def _add_effects(needs: Needs, page: OperatedAdmin, sessions: Any) -> None:
