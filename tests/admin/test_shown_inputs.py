@@ -204,6 +204,7 @@ def measure(browser: Browser, *queries: dict[str, Any]) -> None:
     assert min(milliseconds for _, milliseconds, _ in measured) < 1_000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_end", [True, False], ids=["at the end", "everywhere"])
 def test_changes_of_a_long_and_deep_input_are_shown_by_the_part(browser: Browser, is_end: bool) -> None:
     """A page of 120,000 changes, each 190 levels deep, took minutes: now both inputs are shown whole."""

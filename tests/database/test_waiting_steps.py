@@ -44,6 +44,7 @@ MEANWHILE: dict[str, Callable[[DatabaseStateStore], Any]] = {
 }
 
 
+@pytest.mark.thorough
 @for_each("has_checkpoint", [True, False], ids=["after a step", "after a save"])
 @for_each("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
 @for_each("expected_version", [None, 2])

@@ -9,6 +9,7 @@ from pytest_django import DjangoDbBlocker
 
 from tests.databases import ALIASES, CommittedDatabase, close_connections, fresh_tenant
 from tests.handles.worlds import World, database_world, memory_world
+from tests.selection import is_in_sample
 
 KINDS = {
     "memory": ("memory", False),
@@ -16,6 +17,19 @@ KINDS = {
     **{vendor: (vendor, False) for vendor in ALIASES},
     **{f"another store on {vendor}": (vendor, True) for vendor in ALIASES},
 }
+
+
+VARIANTS = [kind for kind in KINDS if kind.startswith("another store on")]
+"""They differ from the others in nothing that a handle sees: a sample of the tests runs on them."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if _is_in_run(config, item)]
+
+
+def _is_in_run(config: pytest.Config, item: pytest.Item) -> bool:
+    kind = item.callspec.params.get("world") if hasattr(item, "callspec") else None
+    return kind not in VARIANTS or is_in_sample(config, item.nodeid, 10)
 
 
 @pytest.fixture(params=KINDS)
