@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
