@@ -160,6 +160,7 @@ def test_the_inbox_takes_as_many_statements_for_twenty_calls_as_for_two(visitor:
     assert len(many.statements) == len(few.statements) <= 16
 
 
+@pytest.mark.thorough
 def test_the_inbox_needs_no_mouse(empty_db: CommittedDatabase) -> None:
     for name in ("first", "second"):
         _ask(empty_db, name, tool=f"tool-{name}")

@@ -107,6 +107,7 @@ def test_the_page_of_a_session_that_has_ended_asks_for_nothing(browser: Browser)
     assert LIVE not in browser.page_of(row).html
 
 
+@pytest.mark.thorough
 def test_a_page_shows_what_happens_while_somebody_reads_it(empty_db: CommittedDatabase) -> None:
     store = store_of(empty_db)
     store.create_session("s", agent_type="a")
