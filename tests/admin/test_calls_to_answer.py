@@ -6,6 +6,7 @@ import json
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import pytest
 from django.contrib.auth.models import Permission, User
 from django.test.utils import override_settings
 from django.urls import reverse

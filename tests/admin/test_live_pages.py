@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.contrib.auth.models import Permission
 from django.test.utils import override_settings
 from django.urls import reverse
