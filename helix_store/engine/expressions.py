@@ -34,11 +34,12 @@ from django.db.models import (
     QuerySet,
     Value,
 )
+from django.db.models.functions import Now
 from django.db.models.lookups import GreaterThan, LessThan
 
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.database import Database
-from helix_store.engine.statement import Statement, table
+from helix_store.engine.statement import SQLITE, Statement, table
 from helix_store.exceptions import InvalidCursor, UnsupportedIsolation
 from helix_store.models.fields import MomentField
 
@@ -247,6 +248,13 @@ def after_keyset(model: type[Model], last: Mapping[str, Any], *, descending: boo
     return follows(
         _Row(*map(F, last), output_field=BooleanField()), _Row(*values, output_field=BooleanField())
     )
+
+
+class DatabaseNow(Now):
+    """The database's time, on SQLite as the text that a `MomentField` stores."""
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, template=SQLITE.now.replace("%%", "%%%%"), **context)
 
 
 class _JSONContains(Func):

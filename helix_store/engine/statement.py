@@ -112,9 +112,12 @@ POSTGRESQL: Final = Clock(
     now="pg_catalog.clock_timestamp()",
     _in_milliseconds="pg_catalog.clock_timestamp() + %({})s * interval '1 millisecond'",
 )
+# Exactly the text that a `MomentField` stores, because SQLite compares texts: six digits of the second's
+# fraction, and none if it is zero.
+_SQLITE_MOMENT: Final = "replace(strftime('%%Y-%%m-%%d %%H:%%M:%%f', {}) || '000', '.000000', '')"
 SQLITE: Final = Clock(
-    now="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
-    _in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%({})s / 1000.0) || ' seconds')",
+    now=_SQLITE_MOMENT.format("'now'"),
+    _in_milliseconds=_SQLITE_MOMENT.format("'now', (%({})s / 1000.0) || ' seconds'"),
 )
 # These are parameters that `engine.statement` fills in.
 CITUS: Final = Clock(now="%(clock)s::timestamptz", _in_milliseconds="%(clock_plus_{})s::timestamptz")

@@ -20,14 +20,13 @@ from django.db.models import (
     Subquery,
     Value,
 )
-from django.db.models.functions import Now
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.merging import promote_staged
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
 from helix_store.engine.database import Call, Database, DatabaseOperations, writes
-from helix_store.engine.expressions import insert_row, list_parameter, update_row
+from helix_store.engine.expressions import DatabaseNow, insert_row, list_parameter, update_row
 from helix_store.engine.statement import recorded_value
 from helix_store.exceptions import (
     ConflictError,
@@ -427,7 +426,7 @@ def _read_claims(
         .annotate(operation=FilteredRelation("operations", condition=Q(operations__operation_id=name)))
         .values_list(
             Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=step.run_id)),
-            ExpressionWrapper(Q(next_post_at__lte=Now()), BooleanField()),
+            ExpressionWrapper(Q(next_post_at__lte=DatabaseNow()), BooleanField()),
             "operation__digest",
             "operation__checkpoint_id",
             "operation__version",

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from django.db.models import Count, F, Model, Q, QuerySet, Sum
 from django.db.models.expressions import Combinable
-from django.db.models.functions import Now
 
 from helix_store import conf
 from helix_store.core import validation
@@ -24,7 +23,7 @@ from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.async_twins import in_thread_to_the_end
 from helix_store.engine.database import Call, Database, DatabaseOperations, Rows, reads, refuse_moved, writes
-from helix_store.engine.expressions import NoIndexHint, lock_row, read_cursor, write_cursor
+from helix_store.engine.expressions import DatabaseNow, NoIndexHint, lock_row, read_cursor, write_cursor
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import (
     HelixStoreError,
@@ -168,10 +167,10 @@ def _fail_lost(db: Database, tenant: str | None) -> Iterator[int]:
 
 def _rules(request: PruneRequest) -> list[_Rule]:
     # Each part repeats the condition of the partial index that serves it. The database's clock decides.
-    expired = Q(keep_until__isnull=False, is_emptied=False, keep_until__lte=Now())
+    expired = Q(keep_until__isnull=False, is_emptied=False, keep_until__lte=DatabaseNow())
     if request.older_than is not None:
         is_age = isinstance(request.older_than, timedelta)
-        cutoff = Now() - request.older_than if is_age else request.older_than
+        cutoff = DatabaseNow() - request.older_than if is_age else request.older_than
         expired |= Q(ended_at__isnull=False, is_emptied=False, ended_at__lte=cutoff)
     # These streams lose all of their chunks, because they ended too long ago.
     rules = [_Rule(expired, 0, _SORTED_BY_KEY)]
@@ -452,7 +451,7 @@ class DatabaseStreams(DatabaseOperations):
             keep_until=None,
             lease_expires_at=None,
             is_emptied=False,
-            updated_at=Now(),
+            updated_at=DatabaseNow(),
         )
         notify_after_commit(self.db.alias, key, 0)
 

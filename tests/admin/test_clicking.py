@@ -22,9 +22,9 @@ def _sign_in(browser: Browser, url: str, database: CommittedDatabase) -> None:
     # The server has other hashers than the tests.
     password = PBKDF2PasswordHasher().encode("secret", "salt", 1)
     with override_settings(DATABASE_ROUTERS=[EverythingOn(database.alias)]):
-        User.objects.filter(username__startswith="user-").delete()
+        User.objects.filter(username="clicks").delete()
         User.objects.create(
-            username="user-clicks", is_staff=True, is_superuser=True, is_active=True, password=password
+            username="clicks", is_staff=True, is_superuser=True, is_active=True, password=password
         )
     log_in(browser, url)
 
@@ -32,7 +32,7 @@ def _sign_in(browser: Browser, url: str, database: CommittedDatabase) -> None:
 def log_in(browser: Browser, url: str) -> None:
     """As the user that `_sign_in` has made, in one more window."""
     browser.open(f"{url}/admin/login/?next=/admin/helix_store/session/")
-    browser.fill("#id_username", "user-clicks")
+    browser.fill("#id_username", "clicks")
     browser.fill("#id_password", "secret")
     browser.click("input[type=submit]")
     browser.until(ROWS, at_least=1)

@@ -15,7 +15,7 @@ from tests.databases import CommittedDatabase
 @pytest.fixture
 def store(empty_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Two budgets of a tenant, of which one is reached, and one of another tenant."""
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "140")
     store = Store(empty_db.alias, tenant="acme")
     store.budgets.set_budget("free-plan", scope="user", period="day", limit_usd="0.50", limit_tokens=1_000)
     store.budgets.set_budget("total", scope="tenant", limit_usd=10)
