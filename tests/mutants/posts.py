@@ -57,7 +57,7 @@ POSTS: Final = (
     ),
     Mutant("post", _SQL, "{_WAITING} AND due_at <= {clock.now}", "{_WAITING}", state("without_due_posts")),
     Mutant("post", _STEP, "(s.next_post_at IS NULL OR s.next_post_at > {POSTGRESQL.now})", "true", _GOES_ON),
-    Mutant("post", _STEPS, "Q(next_post_at__lte=Now())", "Q(next_post_at__isnull=False)", _NOT_DUE),
+    Mutant("post", _STEPS, "Q(next_post_at__lte=DatabaseNow())", "Q(next_post_at__isnull=False)", _NOT_DUE),
     Mutant("post", _STEPS, "if has_open_calls(", "if False and has_open_calls(", _OPEN_CALLS),
     Mutant("post", "stores/session.py", "if has_open_calls(", "if False and has_open_calls(", _OPEN_CALLS),
     Mutant(
