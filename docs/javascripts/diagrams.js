@@ -33,9 +33,12 @@
 
   const library = document.createElement("script");
   library.src = new URL("mermaid.tiny.js", document.currentScript.src).href;
+  // One after the other: a reader may change the scheme while the diagrams are being drawn.
+  let drawing = Promise.resolve();
+  const drawNext = () => (drawing = drawing.then(draw));
   library.onload = () => {
-    draw();
-    new MutationObserver(draw).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
+    drawNext();
+    new MutationObserver(drawNext).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
   };
   document.head.append(library);
 })();
