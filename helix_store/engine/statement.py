@@ -101,6 +101,8 @@ class Clock:
 
     now: str
     _in_milliseconds: str
+    next: str
+    """A moment that is later than whatever has ended by now, although SQLite's clock tells milliseconds."""
 
     def after(self, parameter: str) -> str:
         """Return the time that is later by the number of milliseconds in the named parameter."""
@@ -111,6 +113,7 @@ class Clock:
 POSTGRESQL: Final = Clock(
     now="pg_catalog.clock_timestamp()",
     _in_milliseconds="pg_catalog.clock_timestamp() + %({})s * interval '1 millisecond'",
+    next="pg_catalog.clock_timestamp()",
 )
 # Exactly the text that a `MomentField` stores, because SQLite compares texts: six digits of the second's
 # fraction, and none if it is zero.
@@ -118,9 +121,14 @@ _SQLITE_MOMENT: Final = "replace(strftime('%%Y-%%m-%%d %%H:%%M:%%f', {}) || '000
 SQLITE: Final = Clock(
     now=_SQLITE_MOMENT.format("'now'"),
     _in_milliseconds=_SQLITE_MOMENT.format("'now', (%({})s / 1000.0) || ' seconds'"),
+    next=_SQLITE_MOMENT.format("'now', '+0.001 seconds'"),
 )
 # These are parameters that `engine.statement` fills in.
-CITUS: Final = Clock(now="%(clock)s::timestamptz", _in_milliseconds="%(clock_plus_{})s::timestamptz")
+CITUS: Final = Clock(
+    now="%(clock)s::timestamptz",
+    _in_milliseconds="%(clock_plus_{})s::timestamptz",
+    next="%(clock)s::timestamptz",
+)
 
 
 def with_clock(text: Callable[[Clock], str], *, locks: str | None = None) -> Statement:

@@ -496,7 +496,7 @@ SETTLE: Final = with_clock(
     lambda clock: (
         f"""
         UPDATE {_EFFECT} SET state = %(state)s, result = %(result)s, actors = %(actors)s,
-            ended_at = {clock.now}
+            ended_at = {clock.next}
         WHERE session_id = %(key)s AND effect_id = %(effect_id)s
         RETURNING NOT EXISTS (SELECT 1 FROM {_EFFECT} AS other WHERE other.session_id = %(key)s
             AND other.state IN ('started', 'unknown') AND other.effect_id <> %(effect_id)s)"""

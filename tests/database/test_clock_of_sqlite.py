@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections
@@ -12,6 +12,7 @@ from helix_store.core.moments import as_sqlite_text
 from helix_store.engine.expressions import DatabaseNow
 from helix_store.engine.statement import SQLITE
 from helix_store.models import Session
+from helix_store.sessions.effects import SETTLE
 from helix_store.stores import DatabaseStateStore
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
@@ -36,6 +37,16 @@ def at(expression: str, moment: datetime) -> str:
 def test_the_clock_writes_what_a_field_stores(sqlite_db: CommittedDatabase, name: str) -> None:
     moment = MOMENTS[name]
     assert at(SQLITE.now, moment) == at(SQLITE.after("ms"), moment) == as_sqlite_text(moment)
+
+
+@for_each("name", MOMENTS)
+def test_what_is_settled_at_once_is_later_than_the_end_of_the_turn(
+    sqlite_db: CommittedDatabase, name: str
+) -> None:
+    """Otherwise, a session is at rest although an effect was settled in the millisecond of its run's end."""
+    moment = MOMENTS[name]
+    assert at(SQLITE.next, moment) == as_sqlite_text(moment + timedelta(milliseconds=1))
+    assert f"ended_at = {SQLITE.next}" in str(SETTLE.sqlite)
 
 
 def test_the_orm_reads_the_same_clock(sqlite_db: CommittedDatabase) -> None:
