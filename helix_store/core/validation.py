@@ -334,6 +334,17 @@ def enum_text(cls: type[Enum]) -> Rule:
 # --- Pages ----------------------------------------------------------------------------------------
 
 
+def some_of(given: Any, known: tuple[T, ...], name: str) -> tuple[T, ...]:
+    """Check for a collection of known words, and return them in the order of ``known``."""
+    try:
+        chosen = set(given)
+    except TypeError:
+        chosen = {None}
+    if isinstance(given, str) or not chosen <= set(known):
+        raise InvalidQuery(f"{name} must be one or more of {', '.join(map(str, known))}.", path=name)
+    return tuple(each for each in known if each in chosen)
+
+
 def query_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
     """Return a whole number that selects rows; ``bool`` and ``float`` are refused. Raises `InvalidQuery`."""
     if type(value) is not int or not minimum <= value <= maximum:

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from helix_store.core import moments
+from helix_store.core import moments, validation
 from helix_store.core.approvals import ApprovedCall, digest_of
 from helix_store.core.effects import Effect, EffectState, effect_key
 from helix_store.core.guards import Guard
@@ -44,7 +44,6 @@ from helix_store.exceptions import (
     IdempotencyConflict,
     IntegrityFault,
     InvalidPayload,
-    InvalidQuery,
     LimitExceeded,
     NotFoundError,
     shown_id,
@@ -766,12 +765,4 @@ def encoded_result(result: Any, limit: int) -> str:
 
 def checked_states(states: Any) -> tuple[str, ...]:
     """Return the states to list, in a fixed order. Raises `InvalidQuery`."""
-    if states is None:
-        return _STATES
-    try:
-        given = set(states)
-    except TypeError:
-        given = {None}
-    if isinstance(states, str) or not given <= set(_STATES):
-        raise InvalidQuery(f"states must be one or more of {', '.join(_STATES)}.", path="states")
-    return tuple(state for state in _STATES if state in given)
+    return _STATES if states is None else validation.some_of(states, _STATES, "states")

@@ -30,7 +30,6 @@ from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, State
 from helix_store.exceptions import (
     IdempotencyConflict,
     IntegrityFault,
-    InvalidQuery,
     LimitExceeded,
     SessionEnded,
     TenantMoved,
@@ -237,13 +236,7 @@ def _moment(value: Any) -> datetime:
 
 def checked_states(states: Any) -> tuple[PostState, ...]:
     """The states to list, in a fixed order. Raises `InvalidQuery`."""
-    try:
-        given = set(states)
-    except TypeError:
-        given = {None}
-    if isinstance(states, str) or not given <= set(_STATES):
-        raise InvalidQuery(f"states must be one or more of {', '.join(_STATES)}.", path="states")
-    return tuple(state for state in _STATES if state in given)
+    return validation.some_of(states, _STATES, "states")
 
 
 def require_not_ended(session_id: str, status: str) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, QuerySet, Subquery
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
@@ -22,7 +22,7 @@ from helix_store.core.types import (
     SubSessionRef,
 )
 from helix_store.engine.database import DatabaseOperations, reads, writes
-from helix_store.engine.expressions import update_row
+from helix_store.engine.expressions import DatabaseNow, update_row
 from helix_store.engine.statement import Clock, Statement, recorded_value, table, with_recorded
 from helix_store.exceptions import (
     ConflictError,
@@ -175,6 +175,20 @@ def is_abandoned(clock: Clock, *, run: str, session: str) -> str:
                 WHERE gone.tenant = {session}.tenant AND gone.name = {session}.session_id
                     AND gone.token >= {run}.fencing_token
                     AND (gone.expires_at IS NULL OR gone.expires_at <= {clock.now}))"""
+
+
+def with_abandoned(runs: QuerySet[RunRow]) -> QuerySet[RunRow]:
+    """Annotate runs with ``is_abandoned``: they are running, and the condition `is_abandoned` holds."""
+    gone = Lock.objects.filter(
+        Q(expires_at=None) | Q(expires_at__lte=DatabaseNow()),
+        tenant=OuterRef("session__tenant"),
+        name=OuterRef("session__session_id"),
+        token__gte=OuterRef("fencing_token"),
+    )
+    is_running = Q(status=RunStatus.RUNNING.value)
+    return runs.annotate(
+        is_abandoned=ExpressionWrapper(is_running & Exists(gone), output_field=BooleanField())
+    )
 
 
 def has_live_run(clock: Clock, session: str) -> str:

@@ -98,15 +98,7 @@ class StuckSession(Serializable):
 
 def checked_conditions(conditions: Any) -> tuple[Condition, ...]:
     """Return the conditions in a fixed order. Raises `InvalidQuery`."""
-    if conditions is None:
-        return BY_DEFAULT
-    try:
-        given = set(conditions)
-    except TypeError:
-        given = {None}
-    if isinstance(conditions, str) or not given <= set(CONDITIONS):
-        raise InvalidQuery(f"conditions must be a list of {', '.join(CONDITIONS)}.", path="conditions")
-    return tuple(each for each in CONDITIONS if each in given)
+    return BY_DEFAULT if conditions is None else validation.some_of(conditions, CONDITIONS, "conditions")
 
 
 def _checked_age(older_than: Any) -> timedelta:

@@ -12,11 +12,12 @@ from django.contrib.auth.models import Permission
 from helix_store import Store
 from helix_store.core import moments
 from helix_store.core.types import StepInfo
-from helix_store.models import Checkpoint, Lock, Run, Session, UsageEntry
+from helix_store.models import Checkpoint, Decision, Lock, Run, Session, UsageEntry
 from helix_store.stores import DatabaseLockManager, DatabaseUsageStore
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
 from tests.admin.test_operations import row_of
+from tests.faults.test_skewed_branches import clock_of
 
 LANE = re.compile(r'<li class="helix-lane helix-lane-([a-z-]+)(?: helix-lane-opened)?"')
 
@@ -138,6 +139,17 @@ def test_waits_say_who_has_decided_and_posts_where_they_were_received(browser: B
     assert "call-1 approved by “the boss”" in page.text
     assert "Post from ann" in page.text
     assert {"wait", "decision", "post"} <= set(_kinds(page))
+
+
+def test_a_decision_in_the_millisecond_of_the_question_is_shown(browser: Browser) -> None:
+    session = _store(browser).new_session("s", agent_type="a")
+    with session.turn() as turn, turn.step() as step:
+        step.ask_approval("call-1", "pay", {"eur": 5})
+    store_of(browser.database).submit_tool_result("s", "call-1", approval_id="call-1", approved=True)
+    decided_at = Decision.objects.using(browser.database.alias).get().decided_at
+    ended_at = decided_at + timedelta(microseconds=400)
+    Run.objects.using(browser.database.alias).update(started_at=decided_at, ended_at=ended_at)
+    assert "call-1 approved" in _timeline(browser).text
 
 
 def _with_failed_tool(browser: Browser) -> None:
@@ -359,3 +371,21 @@ def test_a_user_sees_only_the_rows_that_the_user_may_view(visitor: Browser) -> N
 def test_a_page_that_does_not_exist_shows_one_that_does(sqlite_browser: Browser, query: Any) -> None:
     _long_session(sqlite_browser, runs=2, steps=2)
     assert "run" in _kinds(_timeline(sqlite_browser, **query))
+
+
+def test_a_living_worker_is_not_called_gone_by_the_clock_of_the_server(browser: Browser) -> None:
+    store = _store(browser)
+    store.new_session("s", agent_type="a")
+    with store.session("s").turn(ttl=timedelta(seconds=30)), clock_of(3600):
+        assert "its worker is gone" not in _timeline(browser).text
+
+
+def test_a_run_is_not_abandoned_while_its_successor_takes_the_lock(browser: Browser) -> None:
+    """The successor holds a newer token, and has not started its run yet: the session is not stuck either."""
+    store = _store(browser)
+    store.new_session("s", agent_type="a")
+    with store.session("s").turn() as turn:
+        assert turn.fencing_token is not None
+        _take(browser, "successor")
+        assert store.find_stuck() == []
+        assert "its worker is gone" not in _timeline(browser).text

@@ -53,6 +53,7 @@ from helix_store.models import (
 )
 from helix_store.models.sessions import PostState
 from helix_store.reports.payloads import changes_between, said_by, start_of
+from helix_store.sessions.runs import with_abandoned
 from helix_store.sessions.state import SUPERSEDED
 
 _RUNS: Final = 12
@@ -234,13 +235,6 @@ class Shown:
         end: datetime = run["ended_at"] or self.now
         return end
 
-    def is_gone(self, run: dict[str, Any]) -> bool:
-        """Return whether the worker of a running run is gone: nobody holds the lock with its token."""
-        lock, token = self.lock, run["fencing_token"]
-        if run["status"] != RunStatus.RUNNING or lock is None or token is None or lock["token"] < token:
-            return False
-        return lock["token"] > token or lock["expires_at"] is None or lock["expires_at"] <= self.now
-
     def worker_of(self, run: dict[str, Any] | None) -> str:
         """Return who drives a run. Only the newest holder of the lock is stored."""
         if run is None or self.lock is None or run["fencing_token"] != self.lock["token"]:
@@ -299,6 +293,7 @@ _RUN_COLUMNS: Final = (
     "started_at",
     "ended_at",
     "fencing_token",
+    "is_abandoned",
 )
 _STEP_COLUMNS: Final = (
     *("pk", "run_id", "step_id", "step_count", "created_at", "version"),
@@ -311,7 +306,7 @@ _EFFECT_COLUMNS: Final = (
 _POST_COLUMNS: Final = ("author", "received_at")
 _REF_COLUMNS: Final = ("sub_session_id", "agent_type", "status", "created_at", "updated_at")
 _DECISION_COLUMNS: Final = ("tool_call_id", "outcome", "is_final", "actor", "decided_at")
-_LOCK_COLUMNS: Final = ("token", "owner", "expires_at")
+_LOCK_COLUMNS: Final = ("token", "owner")
 
 
 def _step_with_number(view: SessionView) -> dict[str, Any] | None:
@@ -353,7 +348,7 @@ def _shown(view: SessionView, opened: dict[str, Any] | None) -> Shown:
 
 def _runs(view: SessionView, opened: dict[str, Any] | None) -> Shown:
     """Return the run that the URL names, or the newest ones, each in order, with the run after them."""
-    runs, now = view.rows(Run), moments.now()
+    runs, now = with_abandoned(view.rows(Run)), moments.now()
     texts = {"reason": start_of("completion_reason", _REASON), "error_start": start_of("error", _REASON)}
     turn = view.number("run")
     if opened is not None:
@@ -478,8 +473,10 @@ def _lanes(view: SessionView, shown: Shown, opened: dict[str, Any] | None) -> It
             continue
         note = gettext("still waits") if following is None else ""
         yield Lane(kind="wait", label=_("Wait"), start=end, end=next_start, tone="waiting", note=note)
+        # The time of a decision is stored in whole milliseconds.
+        asked = end.replace(microsecond=end.microsecond // 1000 * 1000)
         for row in shown.decisions:
-            if end <= row["decided_at"] <= next_start:
+            if asked <= row["decided_at"] <= next_start:
                 yield _decision(view, row, people)
 
 
@@ -493,7 +490,7 @@ def _run_lane(
     start: datetime,
 ) -> Lane:
     spent = shown.spent.get(run["run_id"], Spent())
-    is_superseded, is_gone = run["reason"] == SUPERSEDED, shown.is_gone(run)
+    is_superseded, is_gone = run["reason"] == SUPERSEDED, run["is_abandoned"]
     gone = None
     if is_superseded or is_gone:
         seen = [lane.end for lane in lanes if lane.end < shown.end_of(run)]
@@ -526,7 +523,7 @@ def _notes_on(shown: Shown, run: dict[str, Any], following: dict[str, Any] | Non
             )
             yield words % {"turn": following["turn"], "worker": by}
         return
-    if shown.is_gone(run):
+    if run["is_abandoned"]:
         yield gettext("its worker is gone, and nobody has taken over")
         return
     yield printable(name_of_status(run["status"]))
@@ -617,7 +614,7 @@ def _not_committed(
     """Return a step that has called a model or a tool, and is not stored: its worker died, or is at it."""
     calls = list(_calls(view, entries, effects, start))
     spent = _sum_of(entries)
-    is_running = run["status"] == RunStatus.RUNNING and not shown.is_gone(run)
+    is_running = run["status"] == RunStatus.RUNNING and not run["is_abandoned"]
     end = shown.now if is_running else max(start, *(call.end for call in calls))
     own = Lane(
         kind="step",
