@@ -1,5 +1,7 @@
-"""System checks for settings and databases that would lose data or fail later. Only checks that take
-``databases`` query a database, and only one that ``check --database`` or ``migrate`` names.
+"""System checks for settings and databases that would lose data or fail later.
+
+A check that queries PostgreSQL has the tag ``database``, so it runs only for databases that ``migrate`` or
+``check --database`` names: Django 6.1 passes all databases to the other checks, with every command.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
         *([databases.check_sqlite_version] if deploy else []),
         *([databases.check_orphaned_transactions] if deploy else []),
         databases.check_connections_under_asgi,
+        databases.check_citus_settings,
         databases.check_citus,
         settings.check_stream_permission,
         databases.check_postgres_durability,

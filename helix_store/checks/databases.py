@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
@@ -74,22 +75,27 @@ def check_connections_under_asgi(only: str | None = None, **kwargs: Any) -> list
 
 
 @register("helix_store")
-def check_citus(databases: Databases = None, only: str | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Report E016, settings with which Citus does not work, and W009, Citus without `HELIX_STORE_CITUS`."""
-    messages: list[CheckMessage] = [
+def check_citus_settings(only: str | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Report E016, settings with which Citus does not work."""
+    return [
         Error(f"HELIX_STORE_CITUS of the database {alias!r}: {problem}.", hint=hint, id="helix_store.E016")
         for alias, problem, hint in _citus_problems()
         if only in (None, alias)
     ]
-    return messages + [
+
+
+@register(Tags.database, "helix_store")
+def check_citus(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
+    """Report W009, Citus in a database without `HELIX_STORE_CITUS`."""
+    return [
         Warning(
             f"The PostgreSQL database {connection.alias!r} has Citus: if it distributes the tables of "
             "helix_store, locks, streams, usage and steps are refused.",
             hint="Set HELIX_STORE_CITUS = True in its entry of DATABASES; or silence this check.",
             id="helix_store.W009",
         )
-        for connection in app_connections("postgresql", only)
-        if connection.alias in (databases or ()) and not conf.is_citus(connection.settings_dict)
+        for connection in _queried(databases)
+        if not conf.is_citus(connection.settings_dict)
         if _rows(connection, "SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")
     ]
 
@@ -343,9 +349,12 @@ def check_sqlite_settings(
 
 
 def _sqlite_pragmas(connection: BaseDatabaseWrapper, *, ask: bool) -> tuple[str, str]:
-    """Return the journal mode and synchronous level, from the database if ``ask``, else from its settings."""
+    """Return the journal mode and synchronous level, from the database if ``ask``, else from its settings.
+
+    Django 6.1 asks with every command, also where the file cannot be opened: that is not for a check to say.
+    """
     if ask:
-        with connection.cursor() as cursor:
+        with suppress(OperationalError), connection.cursor() as cursor:
             cursor.execute("PRAGMA journal_mode")
             journal_mode = cursor.fetchone()[0]
             cursor.execute("PRAGMA synchronous")

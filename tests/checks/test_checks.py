@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.checks import CheckMessage, Error, run_checks
+from django.core.checks import CheckMessage, Error, Tags, run_checks
+from django.core.checks.registry import registry
 from django.db import connections, transaction
+from django.db.utils import ConnectionHandler
 from django.test import override_settings
 
 from helix_store import checks, sqlite_options
-from tests.cells import for_each
+from tests.cells import Cells, for_each
 from tests.databases import CommittedDatabase
 from tests.postgres import NOT_DURABLE, PostgresCluster
 
@@ -351,3 +353,35 @@ def test_e011_a_server_that_does_not_sync(postgres_db: CommittedDatabase) -> Non
     assert process.returncode == 1
     assert process.stderr.count("helix_store.E011") == 2
     assert "helix_store.E010" not in process.stderr
+
+
+def test_a_check_that_is_not_for_databases_bears_those_that_are_down(
+    sqlite_db: CommittedDatabase, tmp_path: Path
+) -> None:
+    # Django 6.1 passes every alias to these checks, with every command: also where an image is built.
+    down = {
+        "down": {"ENGINE": "django.db.backends.postgresql", "HOST": str(tmp_path), "NAME": "agents"},
+        "missing": {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": tmp_path / "no folder/db.sqlite3",
+            "OPTIONS": sqlite_options(),
+        },
+    }
+    with_defaults = ConnectionHandler({"default": {}, **down}).settings
+    connections.settings.update({alias: with_defaults[alias] for alias in down})
+    own = [
+        check
+        for check in registry.get_checks(include_deployment_checks=True)
+        if "helix_store" in check.tags and Tags.database not in check.tags
+    ]
+    try:
+        with Cells() as cells:
+            for check in own:
+                with cells.check(getattr(check, "__name__", str(check))):
+                    found = check(app_configs=None, databases=list(connections))
+                    assert [each for each in found if "missing" in each.msg or "down" in each.msg] == []
+    finally:
+        for alias in down:
+            del connections[alias]
+            del connections.settings[alias]
+    assert len(own) > 5

@@ -19,7 +19,9 @@ def found_in(**databases: dict[str, Any]) -> list[str]:
     with_defaults = ConnectionHandler({"default": {}, **databases}).settings
     connections.settings.update({alias: with_defaults[alias] for alias in databases})
     try:
-        messages = [message for alias in databases for message in checks.databases.check_citus(only=alias)]
+        messages = [
+            message for alias in databases for message in checks.databases.check_citus_settings(only=alias)
+        ]
     finally:
         for alias in databases:
             assert connections[alias].connection is None

@@ -19,6 +19,7 @@ from strands.storage import Storage
 from strands.types.exceptions import SessionException, StorageError
 from strands.types.session import Session, SessionAgent, SessionMessage
 
+from helix_store import conf
 from helix_store.adapters import LockedSession, session_id_for
 from helix_store.contrib.item_storage import (
     Document,
@@ -27,6 +28,7 @@ from helix_store.contrib.item_storage import (
     built,
     count_of,
     document_of,
+    encode_document,
     record_usage,
     refuse_unreadable,
     response_entry,
@@ -276,13 +278,16 @@ def _document(value: Session | SessionAgent | SessionMessage) -> Document:
 
 
 def _plain(write: Callable[[], Any]) -> Document:
-    """Return the document as plain JSON, with enumerations as strings and tuples as lists. Strands copies the
-    data that it writes level by level, so a deeply nested value fails there.
+    """Return the document as plain JSON, with enumerations as strings and tuples as lists.
+
+    Raise `InvalidPayload` or `LimitExceeded` for one that cannot be stored, before a transaction begins.
     """
     try:
         plain: Document = json.loads(json.dumps(write(), ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidPayload(path="", reason="Python cannot write it as JSON") from exc
+    # How deep a value may be depends on Strands, which copies most of them, and on Python.
+    encode_document(plain, conf.limits())
     return plain
 
 

@@ -411,7 +411,8 @@ def test_without_psycopg_the_command_says_what_to_install(
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_exit_code_two(arguments: list[str]) -> None:
+def test_wrong_usage_is_exit_code_two(sqlite_db: CommittedDatabase, arguments: list[str]) -> None:
+    # The checks of Django 6.1, which run first, open SQLite.
     ended = command_line("helix_import", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert "Traceback" not in ended.err
