@@ -7,21 +7,25 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-__all__ = ["Browser", "chromium"]
+__all__ = ["Browser", "axe_core", "chromium"]
 
 _PATIENCE_SECONDS: Final = 60.0
 
 _STARTS: Final = 5
 """A driver ends if its port is free in only one of the two families of addresses."""
+
+_AXE: Final = "axe-core@4.14.1"
 
 _KEYS: Final = {"TAB": "\ue004", "ENTER": "\ue007"}
 
@@ -87,6 +91,14 @@ class Browser:
         command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": size}
         self._request("POST", f"{self._session}/goog/cdp/execute", command)
 
+    def prefer(self, scheme: str) -> None:
+        """Prefer the light or the dark colour scheme."""
+        command = {
+            "cmd": "Emulation.setEmulatedMedia",
+            "params": {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+        }
+        self._request("POST", f"{self._session}/goog/cdp/execute", command)
+
     def content_width(self) -> int:
         """The width of the page with what one has to scroll to."""
         return int(self.run("return document.documentElement.scrollWidth"))
@@ -130,6 +142,18 @@ class Browser:
             assert time.monotonic() < deadline, f"the address is still {address}"
             time.sleep(0.02)
 
+    def violations(self, axe: str) -> list[str]:
+        """The serious and critical findings of axe-core on this page, each with an example."""
+        self._request("POST", f"{self._session}/execute/sync", {"script": f"{axe};", "args": []})
+        script = """
+            const done = arguments[arguments.length - 1];
+            axe.run(document, {resultTypes: ["violations"]}).then((found) => done(
+              found.violations.filter((each) => ["serious", "critical"].includes(each.impact))
+                .map((each) => `${each.id} (${each.nodes.length}): ${each.nodes[0].html.slice(0, 200)}`)));
+        """
+        found = self._request("POST", f"{self._session}/execute/async", {"script": script, "args": []})
+        return [str(each) for each in found]
+
     def quit(self) -> None:
         self._request("DELETE", self._session)
 
@@ -144,6 +168,22 @@ class Browser:
         except urllib.error.HTTPError as refused:
             problem = json.load(refused)["value"]
             raise AssertionError(f"{path}: {problem['error']}: {problem['message']}") from refused
+
+
+def axe_core() -> str:
+    """The script of axe-core, installed once for this machine, or a skip with the reason."""
+    npm, folder = shutil.which("npm"), Path(tempfile.gettempdir()) / f"helix-{_AXE}"
+    if npm is None:
+        pytest.skip("npm is not installed: install Node to check the pages with axe-core")
+    script = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text("{}")
+        command = [npm, "install", "--silent", _AXE]
+        installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+        if installed.returncode:
+            pytest.skip(f"npm cannot install axe-core: {installed.stderr[-300:]}")
+    return script.read_text()
 
 
 @contextmanager

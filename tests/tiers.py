@@ -26,6 +26,7 @@ class Tier(StrEnum):
 LEFT_OUT: Final[dict[str, str]] = {
     "tests/admin/test_answering.py": "the admin in a browser",
     "tests/admin/test_clicking.py": "the admin in a browser",
+    "tests/admin/test_console.py": "the admin in a browser",
     "tests/admin/test_two_windows.py": "the admin in a browser",
     "tests/chat/test_campaign.py": "connections and servers cut at random",
     "tests/chat/test_clients.py": "released clients of both protocols in Node",

@@ -21,7 +21,7 @@ from django.contrib import admin
 from django.utils import formats, timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, ngettext, ngettext_lazy
+from django.utils.translation import gettext, ngettext, ngettext_lazy, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.core import moments
@@ -85,7 +85,7 @@ LABELS: Final[dict[str, Any]] = {
 }
 
 _STATUS_NAMES: Final = {
-    "active": _("active"),
+    "active": pgettext_lazy("of a session", "active"),
     "running": _("running"),
     "paused": _("paused"),
     "interrupted": _("interrupted"),
@@ -112,7 +112,7 @@ _STATUS_NAMES: Final = {
     "over_budget": _("over budget"),
     "effect_unknown": _("effect unknown"),
     "unanswered": _("post not received"),
-    "waiting": _("waiting"),
+    "waiting": pgettext_lazy("of a session", "waiting"),
 }
 
 
@@ -430,7 +430,6 @@ def dollars(cost: Decimal | None, *, is_partial: bool = False) -> SafeString:
 _BAR_WIDTH: Final = 200
 _COLUMN_WIDTH: Final = 20
 _CHART_HEIGHT: Final = 120
-_LABEL_HEIGHT: Final = 18
 
 
 def bar(value: float, *, maximum: float) -> SafeString:
@@ -457,40 +456,6 @@ def meter(spent: float, held: float, *, limit: float) -> SafeString:
         *(_BAR_WIDTH, _BAR_WIDTH),
         _number(_BAR_WIDTH * full),
         *(_number(_BAR_WIDTH * full), _number(_BAR_WIDTH * kept)),
-    )
-
-
-def columns(values: Sequence[tuple[str, float, str]]) -> SafeString:
-    """Return a column for each label, with a value and a tooltip. Only the first and last are labelled."""
-    highest = max((value for _label, value, _text in values), default=0)
-    width = max(len(values), 10) * _COLUMN_WIDTH
-    drawn = []
-    for number, (_label, value, text) in enumerate(values):
-        height = (_CHART_HEIGHT - 4) * value / highest if highest > 0 else 0
-        drawn.append(
-            (
-                _number(number * _COLUMN_WIDTH + 2),
-                _number(_CHART_HEIGHT - height),
-                _COLUMN_WIDTH - 4,
-                _number(max(height, 1) if value > 0 else 0),
-                text,
-            )
-        )
-    ends = [(0, "start", values[0][0]), (len(values) * _COLUMN_WIDTH, "end", values[-1][0])] if values else []
-    return format_html(
-        '<svg class="helix-columns" viewBox="0 0 {} {}" preserveAspectRatio="xMinYMid" aria-hidden="true" '
-        'focusable="false">{}'
-        '<line x1="0" x2="{}" y1="{}" y2="{}"/>{}</svg>',
-        width,
-        _CHART_HEIGHT + _LABEL_HEIGHT,
-        format_html_join("", '<rect x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>', drawn),
-        len(values) * _COLUMN_WIDTH,
-        *(_CHART_HEIGHT, _CHART_HEIGHT),
-        format_html_join(
-            "",
-            '<text x="{}" text-anchor="{}" y="{}">{}</text>',
-            ((x, anchor, _CHART_HEIGHT + _LABEL_HEIGHT - 4, label) for x, anchor, label in ends),
-        ),
     )
 
 
@@ -523,7 +488,7 @@ def stacked_columns(values: Sequence[Sequence[tuple[float, str]]]) -> SafeString
                 )
             )
     return format_html(
-        '<svg class="helix-columns helix-stacked" viewBox="0 0 {} {}" preserveAspectRatio="none" '
+        '<svg class="helix-columns" viewBox="0 0 {} {}" preserveAspectRatio="none" '
         'aria-hidden="true" focusable="false">{}<line x1="0" x2="{}" y1="{}" y2="{}"/></svg>',
         *(len(values) * _COLUMN_WIDTH, _CHART_HEIGHT),
         format_html_join(

@@ -16,6 +16,7 @@ from django.contrib import admin
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
+from django.utils import formats
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
@@ -28,7 +29,6 @@ from helix_store.admin.elements import (
     badge,
     bar,
     column,
-    columns,
     distance,
     dollars,
     format_time,
@@ -41,6 +41,7 @@ from helix_store.admin.elements import (
     printable,
     short_id,
     stacked,
+    stacked_columns,
     under,
 )
 from helix_store.admin.filters import EntryTenantFilter, NamedChoicesFilter, start_of_day
@@ -203,7 +204,7 @@ def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[s
             }
             for group in report.groups
         ],
-        "chart": _chart(report, given, in_dollars) if by == "day" else "",
+        "chart": _chart(report, given, in_dollars) if by == "day" else None,
         "csv_url": f"{page.view_url(UsageEntry, 'csv')}?{urlencode({**asked, 'by': by})}",
         "left_out": report.group_count - len(report.groups),
     }
@@ -218,18 +219,22 @@ def _name_of(group: UsageGroup) -> str:
     return f"{name} ({one_line(group.tenant, _NAME_LENGTH)})" if group.tenant else name
 
 
-def _chart(report: UsageReport, given: Mapping[str, Any], in_dollars: bool) -> SafeString:
-    """Return a column for each day of the period, whether or not it has usage."""
+def _chart(report: UsageReport, given: Mapping[str, Any], in_dollars: bool) -> dict[str, Any]:
+    """Return a column for each day of the period, whether or not it has usage, and the names of its ends."""
     found = {group.group: group for group in report.groups}
     drawn = []
     for days in range((given["until"] - given["since"]).days + 1):
-        day = str(given["since"] + timedelta(days=days))
-        size, text = 0.0, day
-        if (group := found.get(day)) is not None:
+        day = given["since"] + timedelta(days=days)
+        size, text = 0.0, _day(day)
+        if (group := found.get(str(day))) is not None:
             shown = f"${rounded_cost(group.cost_usd)}" if in_dollars else f"{group.tokens.total:,}"
-            size, text = _size(group, in_dollars), f"{day}: {shown}"
-        drawn.append((day, size, text))
-    return columns(drawn)
+            size, text = _size(group, in_dollars), f"{text}: {shown}"
+        drawn.append([(size, text)])
+    return {"columns": stacked_columns(drawn), "ends": [_day(given["since"]), _day(given["until"])]}
+
+
+def _day(day: date) -> str:
+    return formats.date_format(day, "SHORT_DATE_FORMAT")
 
 
 _LONGEST_SHOWN_NAME = 120

@@ -19,7 +19,7 @@ from django.http import FileResponse, Http404
 from django.http.response import HttpResponseBase
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
@@ -94,7 +94,10 @@ class Conversation(Section):
         mark_approvals(view, {said["key"]: said for said in calls if said["kind"] == "call" and said["key"]})
         is_empty = not shown["blocks"] and not any(page.total for page in pages.values())
         named = [
-            {"name": name or _("Messages"), "url": "" if name == chosen else view.url(of=name)}
+            {
+                "name": name or pgettext("of a conversation", "Messages"),
+                "url": "" if name == chosen else view.url(of=name),
+            }
             for name in names
         ]
         choices = [named if len(names) > 1 else [], shown.get("threads", [])]

@@ -79,7 +79,7 @@ class Details(Section):
         counts = [
             (_("Version"), session.version),
             (_("Steps"), session.step_count),
-            (_("Messages"), session.message_count),
+            (pgettext("of a conversation", "Messages"), session.message_count),
             (_("Resumes"), session.resume_count),
         ]
         documents = [
