@@ -38,12 +38,12 @@ from benchmarks.server import benchmark_server, create_database
 __all__ = ["BOUNDS", "Trace", "traced"]
 
 BOUNDS = {
-    "fast path": (9, 60),
-    "portable": (14, 108),
-    "SQLite": (14, 94),
-    "handle": (13, 75),
-    "handle, staging": (15, 111),  # staging also writes the session's row, so that a stale snapshot fails
-    "turn": (23, 323),  # it asks whether the session is at rest, and reserves what its next step may spend
+    "fast path": (9, 68),
+    "portable": (13, 112),
+    "SQLite": (13, 98),
+    "handle": (11, 77),
+    "handle, staging": (13, 115),  # staging also writes the session's row, so that a stale snapshot fails
+    "turn": (20, 313),  # it asks whether the session is at rest, and reserves what its next step may spend
     "answer": (21, 142),  # an answer stores a decision, and the page asks for the session's condition
     "put": (8, 62),
 }

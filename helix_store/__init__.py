@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from helix_store.core.approvals import call_digest as call_digest
     from helix_store.core.budgets import Budget as Budget
     from helix_store.core.budgets import BudgetStatus as BudgetStatus
+    from helix_store.core.contracts import LockManager as LockManager
     from helix_store.core.contracts import StateStore as StateStore
     from helix_store.core.contracts import UsageStore as UsageStore
     from helix_store.core.effects import Effect as Effect
     from helix_store.core.effects import EffectPage as EffectPage
     from helix_store.core.ids import new_id as new_id
     from helix_store.core.limits import Limits as Limits
-    from helix_store.core.manager_contracts import LockManager as LockManager
-    from helix_store.core.merging import merge_changes as merge_changes
     from helix_store.core.patches import apply_patches as apply_patches
+    from helix_store.core.patches import merge_changes as merge_changes
     from helix_store.core.posts import DuePost as DuePost
     from helix_store.core.posts import Post as Post
     from helix_store.core.posts import PostPage as PostPage
@@ -125,13 +125,11 @@ _NAMES_BY_HOME: Final = {
     "helix_store.conf": "sqlite_options",
     "helix_store.core.approvals": "ApprovedCall call_digest",
     "helix_store.core.budgets": "Budget BudgetStatus",
-    "helix_store.core.contracts": "StateStore UsageStore",
+    "helix_store.core.contracts": "LockManager StateStore UsageStore",
     "helix_store.core.effects": "Effect EffectPage",
     "helix_store.core.ids": "new_id",
     "helix_store.core.limits": "Limits",
-    "helix_store.core.manager_contracts": "LockManager",
-    "helix_store.core.merging": "merge_changes",
-    "helix_store.core.patches": "apply_patches",
+    "helix_store.core.patches": "apply_patches merge_changes",
     "helix_store.core.streams": "StoredChunk StreamInfo",
     "helix_store.core.posts": "DuePost Post PostPage",
     "helix_store.core.types": """

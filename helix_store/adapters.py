@@ -29,9 +29,9 @@ from helix_store.catalogue import (
 )
 from helix_store.catalogue.table import let_go
 from helix_store.core import moments, validation
-from helix_store.core.guards import Guard, guard
 from helix_store.core.transcript import ConversationMessage, Part
 from helix_store.core.types import UserId
+from helix_store.core.validation import Guard, guard
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import update_row

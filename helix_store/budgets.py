@@ -21,10 +21,10 @@ from helix_store import conf
 from helix_store.catalogue import Table
 from helix_store.core import moments, validation
 from helix_store.core.budgets import Budget, BudgetPeriod, BudgetScope, BudgetStatus, Dollars
-from helix_store.core.guards import Guard
 from helix_store.core.moments import as_utc
 from helix_store.core.types import UserId
 from helix_store.core.usage import cost_from_units, cost_units
+from helix_store.core.validation import Guard
 from helix_store.counters import (
     IN_ORDER,
     Key,

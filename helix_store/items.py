@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple
 from helix_store import conf
 from helix_store.catalogue import Table, copied_by
 from helix_store.core import moments, validation
-from helix_store.core.guards import Guard, guard
 from helix_store.core.limits import MAX_BIGINT, MAX_LANE_BYTES, Limits
 from helix_store.core.moments import as_utc
 from helix_store.core.payloads import decode, encode, encode_all, join_path
 from helix_store.core.types import UserId
+from helix_store.core.validation import Guard, guard
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database, DatabaseOperations, writes
 from helix_store.engine.expressions import list_parameter

@@ -34,10 +34,9 @@ from django.db import connections
 from helix_store import conf
 from helix_store.catalogue import Table
 from helix_store.core import moments, validation
-from helix_store.core.guards import Guard
 from helix_store.core.moments import as_utc
 from helix_store.core.types import Duration, LockInfo
-from helix_store.core.validation import milliseconds
+from helix_store.core.validation import Guard, milliseconds
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Call, Database, DatabaseOperations
 from helix_store.engine.memory import MemoryRows, MemoryWorld

@@ -28,6 +28,7 @@ from tests.databases import (
     CommittedDatabase,
     close_connections,
     delete_all_rows,
+    end_other_connections,
     forget_statistics,
     fresh_tenant,
     stop_keep_alives,
@@ -195,6 +196,7 @@ def django_db_setup(
         for alias in ALIASES.values():
             # PostgreSQL drops no database that one of them is connected to.
             wait_for_background_threads(alias)
+            end_other_connections(alias)
         close_connections()
         if not django_db_keepdb:
             teardown_databases(created, verbosity=verbosity)

@@ -116,6 +116,20 @@ def stop_keep_alives() -> None:
                 keep_alive.stop()
 
 
+def end_other_connections(alias: str) -> None:
+    """End the connections to a PostgreSQL database that processes which tests have killed left behind.
+
+    The server notices a dead client only when it writes to it, and drops no database that is in use.
+    """
+    connection = connections[alias]
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+
+
 def close_connections(*, only_unclean: bool = False) -> None:
     """Close the connections of this thread and of the thread in which async tests run their database code.
 

@@ -32,7 +32,7 @@ from helix_store.engine.expressions import has_tag
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.models import Post, Run, Session
 from helix_store.reports.payloads import PayloadText
-from helix_store.sessions.heads import HAS_INDEX, Contains
+from helix_store.sessions.lists import HAS_INDEX, Contains
 from helix_store.sessions.messages import find_due_sessions
 from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.stores.conditions import CONDITIONS, StuckSession, find_keys, is_mere

@@ -21,12 +21,12 @@ from django.db.models import Count, QuerySet
 
 from helix_store import conf
 from helix_store.core import moments, validation
-from helix_store.core.guards import Guard, guard
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT, Limits
 from helix_store.core.moments import as_utc
 from helix_store.core.payloads import Serializable, decode_object, encode, size_of
 from helix_store.core.types import Duration
+from helix_store.core.validation import Guard, guard
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Call, Database, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.errors import is_unique_violation

@@ -8,7 +8,7 @@ from django.db import router
 from django.db.migrations.operations.base import Operation
 
 from helix_store.exceptions import NotSupportedOnBackend
-from helix_store.sessions.heads import INDEX_NAME, SEARCHED_TEXT
+from helix_store.sessions.lists import INDEX_NAME, SEARCHED_TEXT
 
 __all__ = ["IndexSessionSearch"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from itertools import islice
@@ -28,7 +29,13 @@ from helix_store.core.limits import (
 )
 from helix_store.core.payloads import Serializable, join_path, size_of, write_json
 from helix_store.core.types import BRANCHED_FROM, SessionStatus
-from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
+from helix_store.exceptions import (
+    FencedOutError,
+    InvalidPayload,
+    InvalidQuery,
+    LimitExceeded,
+    StaleStateError,
+)
 
 E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
@@ -386,3 +393,30 @@ def _role(value: Any, path: str) -> str:
     if "role" not in value:
         raise InvalidPayload(path=path, reason="a message needs a role")
     return identifier(value["role"], f"{path}/role")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The conditions of a write; a condition that is ``None`` is not checked."""
+
+    expected_version: int | None = None
+    fencing_token: int | None = None
+
+    def check_version(self, current_version: int) -> None:
+        """Raise `StaleStateError` if the version differs. The session must be locked."""
+        if self.expected_version is not None and self.expected_version != current_version:
+            raise StaleStateError(self.expected_version, current_version)
+
+    def check_fence(self, newest_token: int | None) -> None:
+        """Raise `FencedOutError` if the lock has a newer token; ``None`` means that no such lock exists."""
+        if self.fencing_token is not None and newest_token is not None and self.fencing_token < newest_token:
+            raise FencedOutError(self.fencing_token, newest_token)
+
+
+def guard(expected_version: int | None = None, fencing_token: int | None = None) -> Guard:
+    """Return the `Guard` for a caller's arguments. Raises `InvalidPayload`."""
+    if expected_version is not None:
+        whole_number(expected_version, "expected_version")
+    if fencing_token is not None:
+        whole_number(fencing_token, "fencing_token")
+    return Guard(expected_version, fencing_token)

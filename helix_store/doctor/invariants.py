@@ -65,7 +65,6 @@ from helix_store.sessions.deltas import decode_with_delta
 from helix_store.sessions.effects import is_unknown
 from helix_store.sessions.locking import touch
 from helix_store.sessions.messages import SET_NEXT_POST
-from helix_store.sessions.reading import checkpoint_state, current_state, drop_unneeded_bases
 from helix_store.sessions.runs import (
     BUDGET_REASON,
     EFFECT_REASON,
@@ -74,7 +73,13 @@ from helix_store.sessions.runs import (
     STOPPED_BY_ERROR,
     is_abandoned,
 )
-from helix_store.sessions.state import HEAD_FIELDS, JSON_COLUMNS
+from helix_store.sessions.state import (
+    HEAD_FIELDS,
+    JSON_COLUMNS,
+    checkpoint_state,
+    current_state,
+    drop_unneeded_bases,
+)
 from helix_store.sessions.tool_calls import earliest_deadline
 from helix_store.streams.watching import notify_after_commit
 

@@ -44,7 +44,7 @@ from helix_store.reports.conversations import (
 )
 from helix_store.reports.payloads import payload_start
 from helix_store.sessions.locking import pk_of, session_with_id
-from helix_store.sessions.reading import step_checkpoints
+from helix_store.sessions.state import step_checkpoints
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.stores.conditions import StuckSession, conditions_of
 from helix_store.stores.directory import SessionDirectory, TreeNode

@@ -19,7 +19,6 @@ from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.approvals import Actor, ApprovedCall
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall
-from helix_store.core.guards import Guard, guard
 from helix_store.core.ids import new_id
 from helix_store.core.limits import Limits
 from helix_store.core.patches import check_operation_count, check_staged_patches
@@ -39,14 +38,12 @@ from helix_store.core.types import (
     Submission,
     Timestamp,
 )
+from helix_store.core.validation import Guard, guard
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import InvalidPayload
-from helix_store.sessions.state import (
-    RunUpdate,
-    StagedRow,
-    StepWrite,
-    suspension_kind,
-)
+from helix_store.sessions.runs import RunUpdate
+from helix_store.sessions.state import suspension_kind
+from helix_store.sessions.steps import StagedRow, StepWrite
 from helix_store.sessions.tool_calls import Answer, checked_answer, checked_calls, permissions_of
 from helix_store.sessions.waiting import Suspension
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -11,7 +12,6 @@ from django.db.models import QuerySet
 from helix_store.catalogue import Branch
 from helix_store.catalogue.table import branch_rows
 from helix_store.core import moments
-from helix_store.core.guards import Guard
 from helix_store.core.limits import AS_STORED, MAX_BIGINT
 from helix_store.core.payloads import (
     copy_json,
@@ -23,6 +23,7 @@ from helix_store.core.types import (
     SessionState,
     SessionStatus,
 )
+from helix_store.core.validation import Guard
 from helix_store.engine.database import DatabaseOperations, reads, writes
 from helix_store.exceptions import (
     CheckpointNotFound,
@@ -34,17 +35,19 @@ from helix_store.models import CheckpointKind, Session
 from helix_store.sessions.heads import insert_session
 from helix_store.sessions.locking import advance, first_row, lock_session, pk_of, session_key, touch_session
 from helix_store.sessions.messages import cut_history
-from helix_store.sessions.reading import (
+from helix_store.sessions.state import (
+    NewSession,
     base_of,
     by_column,
     checkpoint_state,
     current_from,
     current_key,
     drop_checkpoints,
+    encode_state,
     keep_checkpoints,
     step_checkpoints,
+    written_columns,
 )
-from helix_store.sessions.state import BranchRequest, NewSession, encode_state, written_columns
 from helix_store.sessions.statements import (
     CHECKPOINT_COLUMNS,
     CHECKPOINT_HEAD_COLUMNS,
@@ -231,3 +234,12 @@ def _checkpoint_from(row: Mapping[str, Any], session_id: str) -> Checkpoint:
         updated_at=row["created_at"],
     )
     return Checkpoint(state=state, **_head_values(row, session_id))
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRequest:
+    session_id: str
+    new_session_id: str
+    checkpoint_id: str | None = None
+    message_index: int | None = None
+    title: str | None = None

@@ -21,10 +21,10 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 from helix_store.core import moments, validation
 from helix_store.core.approvals import ApprovedCall, digest_of
 from helix_store.core.effects import Effect, EffectState, effect_key
-from helix_store.core.guards import Guard
 from helix_store.core.moments import as_utc
 from helix_store.core.payloads import decode, decode_optional, encode
 from helix_store.core.types import TERMINAL_STATUSES
+from helix_store.core.validation import Guard
 from helix_store.engine.database import Call, DatabaseOperations, Rows, writes
 from helix_store.engine.expressions import update_row
 from helix_store.engine.statement import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,15 +10,13 @@ from functools import partial
 from typing import Any, Final
 
 from django.db import IntegrityError, transaction
-from django.db.models import BooleanField, Exists, F, Func, Model, OuterRef, QuerySet, Subquery
+from django.db.models import Exists, Model, OuterRef, Subquery
 from django.db.models.functions import Coalesce
 
 from helix_store.catalogue import Part, Table, copied_by
 from helix_store.catalogue.table import children_with_rows, let_go
-from helix_store.conf import constraint_name
 from helix_store.core import moments, validation
-from helix_store.core.guards import Guard
-from helix_store.core.merging import merge_changes
+from helix_store.core.patches import merge_changes
 from helix_store.core.payloads import decode, decode_object
 from helix_store.core.types import (
     SessionHead,
@@ -27,21 +24,16 @@ from helix_store.core.types import (
     SessionStatus,
     StatusChange,
     StatusConflict,
-    Unset,
 )
+from helix_store.core.validation import Guard
 from helix_store.counters import delete_usage
 from helix_store.engine.database import Database, DatabaseOperations, reads, refuse_moved, writes
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.expressions import (
-    NoIndexHint,
-    after_keyset,
-    has_metadata,
-    has_tag,
     list_parameter,
     require_current_reads,
-    tenant_parameter,
 )
-from helix_store.engine.statement import Statement, recorded_value, with_recorded
+from helix_store.engine.statement import recorded_value, with_recorded
 from helix_store.exceptions import (
     ConflictError,
     InvalidPayload,
@@ -67,6 +59,7 @@ from helix_store.models import (
     Tombstone,
     UsageEntry,
 )
+from helix_store.sessions.lists import SessionQuery, select_sessions
 from helix_store.sessions.locking import (
     advance,
     lock_known_session,
@@ -77,28 +70,19 @@ from helix_store.sessions.locking import (
     tombstones_of,
     touch_session,
 )
-from helix_store.sessions.reading import (
-    current_state,
-    listed_head,
-    read_current,
-    require_readable,
-    stored_interrupt,
-    stored_run,
-    stored_state,
-    write_current,
-)
 from helix_store.sessions.state import (
-    HEAD_FIELDS,
     STATE_COLUMNS,
     CounterName,
     EncodedState,
     NewSession,
-    OpenedStep,
-    SessionQuery,
-    TurnEntry,
+    current_state,
     decode_staged,
     encode_custom_state,
+    read_current,
+    require_readable,
     set_loaded,
+    stored_state,
+    write_current,
     written_columns,
 )
 from helix_store.sessions.statements import (
@@ -106,61 +90,12 @@ from helix_store.sessions.statements import (
     COPY_MESSAGES,
     CURRENT_COLUMNS,
     FOREST_KEYS,
-    INTERRUPT_COLUMNS,
-    LOAD_CAPPED_STEP,
-    LOAD_FOR_TURN,
     LOAD_STATE,
-    LOAD_STEP,
-    RUN_COLUMNS,
     TREE_KEYS,
 )
 from helix_store.sessions.tool_calls import LiveDecisions
 from helix_store.signals import announce, signals_of_status
 from helix_store.streams.database import delete_orphaned_streams, streams_of
-
-INDEX_NAME: Final = constraint_name("session_words_idx")
-
-SEARCHED_TEXT: Final = (
-    "((COALESCE({title}, '') || ' ' || {session_id} || ' ' || COALESCE({user_id}, '') || ' ' || {tags}::text)"
-    ' COLLATE pg_catalog."default")'
-)
-"""The indexed text. Ids have the collation C, in which only ASCII letters have an upper and a lower case."""
-
-HAS_INDEX: Final = Statement(
-    "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_index "
-    f"WHERE indexrelid = to_regclass('{INDEX_NAME}') AND indisvalid)"
-)
-
-
-class Contains(Func):
-    """The condition that the title, user, tags or id of a session contain a word, ignoring case."""
-
-    columns = ("title", "session_id", "user_id", "tags")
-
-    def __init__(self, word: str) -> None:
-        super().__init__(*self.columns, output_field=BooleanField())
-        self.word = word
-
-    def _columns(self, compiler: Any) -> dict[str, str]:
-        compiled = (compiler.compile(source)[0] for source in self.source_expressions)
-        return dict(zip(self.columns, compiled, strict=True))
-
-    def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
-        text = SEARCHED_TEXT.format(**self._columns(compiler))
-        return f"({text} ILIKE %s)", (_pattern(self.word),)
-
-    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, tuple[Any, ...]]:
-        columns = self._columns(compiler)
-        conditions = " OR ".join(f"{columns[name]} LIKE %s ESCAPE '\\'" for name in self.columns)
-        written_in_json = json.dumps(self.word)[1:-1]
-        pattern = _pattern(self.word)
-        return f"({conditions})", (pattern, pattern, pattern, _pattern(written_in_json))
-
-
-def _pattern(word: str) -> str:
-    for special in "\\%_":
-        word = word.replace(special, f"\\{special}")
-    return f"%{word}%"
 
 
 def _checkpoints(kind: CheckpointKind, *order: str) -> Part:
@@ -369,40 +304,6 @@ class DatabaseSessions(DatabaseOperations):
         refuse_moved(self.db)
         return None
 
-    def enter(self, session_id: str) -> TurnEntry | None:
-        """Read the data with which a turn begins, in one statement."""
-        for row in self.db.read(LOAD_FOR_TURN, {"tenant": self.db.tenant, "session_id": session_id}):
-            current = row[: len(CURRENT_COLUMNS)]
-            has_budgets, has_due_posts, is_at_rest, *run = row[len(CURRENT_COLUMNS) :]
-            state = stored_state(CURRENT_COLUMNS, current)
-            set_loaded(state, is_capped=bool(has_budgets), has_posts=bool(has_due_posts))
-            return TurnEntry(
-                state,
-                bool(is_at_rest and state.status == SessionStatus.ACTIVE)
-                and not (has_due_posts or state.pending_client_tool_calls),
-                None if run[0] is None else stored_run(session_id, RUN_COLUMNS, run),
-            )
-        refuse_moved(self.db)
-        return None
-
-    def open_step(
-        self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
-    ) -> OpenedStep | None:
-        """Read the data with which a step begins, in one statement."""
-        step = {"tenant": self.db.tenant, "session_id": session_id, "step_id": step_id, "run_id": run_id}
-        for row in self.db.read(LOAD_CAPPED_STEP if is_capped else LOAD_STEP, step):
-            current = row[: len(CURRENT_COLUMNS)]
-            has_staged, *interrupt, may_be_stopped = row[len(CURRENT_COLUMNS) :]
-            is_interrupted = interrupt[0] is not None
-            return OpenedStep(
-                stored_state(CURRENT_COLUMNS, current),
-                bool(has_staged),
-                stored_interrupt(session_id, INTERRUPT_COLUMNS, interrupt) if is_interrupted else None,
-                bool(may_be_stopped),
-            )
-        refuse_moved(self.db)
-        return None
-
     @writes
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
         head = lock_session(self.db, session_id, guard, "client_tool_call_ownership", "live_decisions")
@@ -601,56 +502,3 @@ def replace_custom_state(db: Database, head: Session, custom_state: dict[str, An
 
 
 # --- Lists ------------------------------------------------------------------------------------------
-
-
-def select_sessions(
-    db: Database, query: SessionQuery, *, of_all_tenants: bool = False
-) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
-    """Return the page with its tenants, the total if requested, and whether more sessions follow."""
-    sessions = Session.objects.using(db.alias).all() if of_all_tenants else _of_tenant(db, query)
-    matching = _filtered(sessions, query)
-    total = matching.count() if query.count else None
-    names = (query.order_by, "session_id", *(["tenant"] if of_all_tenants else []))
-    prefix = "-" if query.descending else ""
-    page = matching.order_by(*(f"{prefix}{name}" for name in names))
-    if query.after is not None:
-        last = dict(zip(names, query.after, strict=True))
-        page = page.filter(after_keyset(Session, last, descending=query.descending))
-    rows = list(page.values("tenant", *HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
-    found = [(row["tenant"], listed_head(row)) for row in rows[: query.limit]]
-    return found, total, len(rows) > query.limit
-
-
-def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
-    # An index over all tenants finds the documents. PostgreSQL must therefore know the size of this tenant:
-    # if it assumes a small tenant, it also reads all of the tenant's sessions to intersect the two sets.
-    is_by_document = query.tags or query.metadata
-    tenant = db.tenant if is_by_document else tenant_parameter(db.tenant)
-    return Session.objects.using(db.alias).filter(tenant=tenant)
-
-
-def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
-    """Return the sessions that match every filter of a query."""
-    # An agent works for many users, so there are fewer sessions for a user or a workspace than for an agent.
-    is_of_few = query.user_id is not None or query.workspace_id is not None
-    sessions = sessions.alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))
-    equal: dict[str, Any] = {
-        "agent": query.agent_type,
-        "user_id": query.user_id,
-        "root_session_id": query.root_session_id,
-        "workspace_id": query.workspace_id,
-        "created_at__gte": query.created_from,
-        "created_at__lt": query.created_to,
-    }
-    sessions = sessions.filter(**{name: value for name, value in equal.items() if value is not None})
-    if query.statuses is not None:
-        sessions = sessions.filter(status__in=sorted(query.statuses))
-    if query.parent_session_id is None:
-        sessions = sessions.filter(parent_session_id__isnull=True)
-    elif not isinstance(query.parent_session_id, Unset):
-        sessions = sessions.filter(parent_session_id=query.parent_session_id)
-    for tag in query.tags:
-        sessions = sessions.filter(has_tag(tag))
-    for key, value in query.metadata.items():
-        sessions = sessions.filter(has_metadata(key, value))
-    return sessions

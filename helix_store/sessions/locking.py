@@ -29,8 +29,8 @@ from django.db.models import QuerySet, Subquery
 
 from helix_store import conf
 from helix_store.core import moments
-from helix_store.core.guards import Guard
 from helix_store.core.types import TERMINAL_STATUSES
+from helix_store.core.validation import Guard
 from helix_store.engine.database import Database, refuse_moved
 from helix_store.engine.expressions import (
     Isolation,

@@ -14,9 +14,8 @@ from typing import Any
 from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.effects import Effect
-from helix_store.core.guards import Guard
 from helix_store.core.limits import AS_STORED
-from helix_store.core.merging import merge_changes, promote_staged
+from helix_store.core.patches import merge_changes, promote_staged
 from helix_store.core.payloads import decode
 from helix_store.core.posts import DuePost, Post, PostState
 from helix_store.core.types import (
@@ -41,7 +40,7 @@ from helix_store.core.types import (
     SubSessionRef,
     Unset,
 )
-from helix_store.core.validation import datetime_to_milliseconds
+from helix_store.core.validation import Guard, datetime_to_milliseconds
 from helix_store.exceptions import (
     CheckpointNotFound,
     ConflictError,
@@ -51,7 +50,7 @@ from helix_store.exceptions import (
     RunNotFound,
     SessionExists,
 )
-from helix_store.sessions.checkpoints import branched_state
+from helix_store.sessions.checkpoints import BranchRequest, branched_state
 from helix_store.sessions.effects import (
     End,
     Entered,
@@ -69,14 +68,15 @@ from helix_store.sessions.effects import (
     too_many,
     unknown_effect,
 )
+from helix_store.sessions.lists import SessionQuery
 from helix_store.sessions.messages import (
     NewPost,
+    decode_messages,
     has_open_calls,
     received_message,
     require_not_ended,
     waits_for_answer,
 )
-from helix_store.sessions.reading import sub_session_ref_from
 from helix_store.sessions.records import (
     MemoryOperations,
     SessionRecord,
@@ -88,6 +88,7 @@ from helix_store.sessions.records import (
     stored_messages,
 )
 from helix_store.sessions.runs import (
+    RunUpdate,
     check_interruptible,
     check_may_run,
     check_no_other_runs,
@@ -102,21 +103,17 @@ from helix_store.sessions.runs import (
 )
 from helix_store.sessions.state import (
     SUPERSEDED,
-    BranchRequest,
     CounterName,
     EncodedMessage,
     EncodedRef,
     EncodedState,
     NewSession,
-    RunUpdate,
-    SessionQuery,
-    StepWrite,
-    TurnEntry,
-    decode_messages,
     decode_staged,
     encode_custom_state,
     encode_state,
+    sub_session_ref_from,
 )
+from helix_store.sessions.steps import StepWrite, TurnEntry
 from helix_store.sessions.tool_calls import (
     Answer,
     StoredDecision,
@@ -223,18 +220,6 @@ class MemorySessions(MemoryOperations):
     def load(self, session_id: str) -> SessionState | None:
         record = self._scope.find(session_id)
         return None if record is None else record.state()
-
-    def enter(self, session_id: str) -> TurnEntry | None:
-        record = self._scope.find(session_id)
-        if record is None:
-            return None
-        state = record.state()
-        newest = next(reversed(record.runs.values()), None)
-        return TurnEntry(
-            state,
-            record.is_at_rest and not state.pending_client_tool_calls,
-            None if newest is None else newest.value(),
-        )
 
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
         with self._scope.writing(session_id, guard) as draft:
@@ -424,6 +409,18 @@ class MemoryMessages(MemoryOperations):
 
 
 class MemorySteps(MemoryOperations):
+    def enter(self, session_id: str) -> TurnEntry | None:
+        record = self._scope.find(session_id)
+        if record is None:
+            return None
+        state = record.state()
+        newest = next(reversed(record.runs.values()), None)
+        return TurnEntry(
+            state,
+            record.is_at_rest and not state.pending_client_tool_calls,
+            None if newest is None else newest.value(),
+        )
+
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
         with self._scope.writing(session_id) as draft:
             draft.staged[step_id, tool_call_id] = text

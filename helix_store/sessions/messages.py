@@ -16,14 +16,23 @@ from django.db.models import F
 from helix_store.core import moments, validation
 from helix_store.core.approvals import ActingUser, actor_text, is_user, user_text
 from helix_store.core.dicts import AnyMessage
-from helix_store.core.guards import Guard
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT, Limits
 from helix_store.core.moments import as_utc
-from helix_store.core.payloads import decode, decode_optional
+from helix_store.core.payloads import (
+    decode,
+    decode_all,
+    decode_optional,
+)
 from helix_store.core.posts import DuePost, Post, PostState
 from helix_store.core.posts import Post as PostValue
-from helix_store.core.types import TERMINAL_STATUSES, Message, SessionStatus, UserId
+from helix_store.core.types import (
+    TERMINAL_STATUSES,
+    Message,
+    SessionStatus,
+    UserId,
+)
+from helix_store.core.validation import Guard
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.expressions import for_keys, insert_rows, list_parameter
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table, with_clock
@@ -48,10 +57,11 @@ from helix_store.sessions.locking import (
     session_with_id,
     touch,
 )
-from helix_store.sessions.reading import drop_checkpoints
-from helix_store.sessions.state import EncodedMessage, decode_messages, encode_messages
+from helix_store.sessions.state import EncodedMessage, drop_checkpoints, encode_messages
 from helix_store.sessions.statements import MESSAGES, NEWEST_MESSAGES
-from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.sessions.tool_calls import (
+    ToolCalls,
+)
 from helix_store.signals import announce, session_posted
 
 __all__ = ["announce_due_posts"]
@@ -646,3 +656,28 @@ def _may_be_driven(due: DueSession) -> bool:
 def _value_of(row: Mapping[str, Any], session_id: str) -> PostValue:
     values = {name: row[name] for name in _FIELDS}
     return PostValue(session_id=session_id, message=decode_optional(row["payload"]), **values)
+
+
+_THINKING_PARTS: Final = frozenset({"thinking", "reasoning"})
+
+
+def decode_messages(texts: Sequence[str]) -> list[Message]:
+    """Read stored messages. Raises `IntegrityFault`."""
+    messages: list[Message] = decode_all(texts)
+    for message in messages:
+        if type(message) is not dict:
+            raise IntegrityFault("A stored message is not a JSON object; other rows are not affected.")
+    return messages
+
+
+def without_thinking(message: Message) -> Message:
+    """Return the message without its ``thinking`` key and content parts of type thinking or reasoning."""
+    kept = {key: value for key, value in message.items() if key != "thinking"}
+    if isinstance(kept.get("content"), list):
+        kept["content"] = [part for part in kept["content"] if not _is_thinking(part)]
+    return kept
+
+
+def _is_thinking(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in _THINKING_PARTS

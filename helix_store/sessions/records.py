@@ -14,7 +14,6 @@ from django.dispatch import Signal
 
 from helix_store import conf
 from helix_store.core import moments
-from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode
 from helix_store.core.posts import Post
@@ -29,6 +28,7 @@ from helix_store.core.types import (
     SessionStatus,
     StepCommit,
 )
+from helix_store.core.validation import Guard
 from helix_store.engine.memory import MemoryRows, MemoryTable, MemoryWorld
 from helix_store.exceptions import (
     SessionNotFound,
@@ -37,7 +37,6 @@ from helix_store.locks import LockTable
 from helix_store.sessions.effects import (
     StoredEffect,
 )
-from helix_store.sessions.reading import checkpoint_state, current_state, head_values
 from helix_store.sessions.runs import (
     is_stale,
 )
@@ -45,6 +44,9 @@ from helix_store.sessions.state import (
     EncodedMessage,
     EncodedRef,
     EncodedState,
+    checkpoint_state,
+    current_state,
+    head_values,
     written_columns,
 )
 from helix_store.sessions.tool_calls import (

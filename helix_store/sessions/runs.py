@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
@@ -12,7 +12,6 @@ from typing import Any, Final
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, QuerySet, Subquery
 
 from helix_store.core import moments
-from helix_store.core.guards import Guard
 from helix_store.core.types import (
     InterruptKind,
     InterruptRequest,
@@ -21,6 +20,7 @@ from helix_store.core.types import (
     SessionStatus,
     SubSessionRef,
 )
+from helix_store.core.validation import Guard
 from helix_store.engine.database import DatabaseOperations, reads, writes
 from helix_store.engine.expressions import DatabaseNow, update_row
 from helix_store.engine.statement import Clock, Statement, recorded_value, table, with_recorded
@@ -44,8 +44,14 @@ from helix_store.sessions.locking import (
     touch,
     touch_session,
 )
-from helix_store.sessions.reading import interrupt_from, run_from, stored_run, sub_session_ref_from
-from helix_store.sessions.state import SUPERSEDED, EncodedRef, RunUpdate
+from helix_store.sessions.state import (
+    SUPERSEDED,
+    EncodedRef,
+    interrupt_from,
+    run_from,
+    stored_run,
+    sub_session_ref_from,
+)
 from helix_store.sessions.statements import END_LOCKED_RUN, RUN_COLUMNS, end_run, start_run
 
 STOPPED_BY_ERROR: Final = "error"
@@ -483,3 +489,16 @@ def _running(runs: QuerySet[RunRow]) -> RunRow | None:
 
 def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
     return {**asdict(update), "status": update.status.value, "run_id": run_id}
+
+
+@dataclass(frozen=True, slots=True)
+class RunUpdate:
+    """An update of a run. ``None`` leaves ``step_count``, ``completion_reason`` or ``error`` unchanged."""
+
+    status: RunStatus
+    step_count: int | None = None
+    completion_reason: str | None = None
+    error: str | None = None
+    refused_usd: int | None = None
+    """What a budget refused, in the smallest unit of dollars."""
+    refused_tokens: int | None = None

@@ -1,5 +1,4 @@
-"""The state of a session: its layout at rest, and the checked requests that change it.
-`helix_store.sessions.reading` reads it back.
+"""The state of a session: its layout at rest, the deltas between two layouts, and how it is read back.
 
 ``custom_state`` is the payload, and the rest of the state is the envelope; both are exact JSON text in the
 row that holds a state. Fields that lists, filters and single writes need are also columns of the session's
@@ -15,29 +14,29 @@ that differ only in the order of their keys. The text of these values differs.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import marshal
-import os
 import secrets
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from types import MappingProxyType, SimpleNamespace, UnionType
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+
+from django.db.models import Exists, OuterRef, QuerySet, Subquery
 
 from helix_store.core import validation
 from helix_store.core.dicts import AnyMessage
-from helix_store.core.guards import Guard
-from helix_store.core.ids import CHECKPOINT_ID
 from helix_store.core.limits import AS_STORED, Limits
-from helix_store.core.merging import with_staged
+from helix_store.core.moments import as_utc
 from helix_store.core.payloads import (
     check_value,
+    decode,
     decode_all,
+    decode_object,
+    decode_optional,
     encode,
     encode_all,
     join_fields,
@@ -46,10 +45,10 @@ from helix_store.core.payloads import (
 )
 from helix_store.core.types import (
     NOT_LOADED,
-    UNSET,
+    CheckpointSource,
+    InterruptKind,
     InterruptRequest,
     Loaded,
-    Message,
     Run,
     RunStatus,
     SessionHead,
@@ -57,22 +56,20 @@ from helix_store.core.types import (
     SessionState,
     SessionStatus,
     StagedChanges,
-    StepCommit,
-    StepInfo,
-    Timestamp,
-    Unset,
+    SubSessionRef,
 )
-from helix_store.engine.expressions import read_cursor, write_cursor
+from helix_store.engine.database import Database
 from helix_store.exceptions import (
     ConflictError,
     IntegrityFault,
     InvalidPayload,
-    InvalidQuery,
     LimitExceeded,
-    shown_id,
 )
+from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.sessions.deltas import apply_delta, decode_with_delta
 from helix_store.sessions.tool_calls import (
     LiveDecisions,
+    current_calls,
     earliest_deadline,
     kept_ownership,
     marks_of,
@@ -623,95 +620,9 @@ def written_columns(encoded: EncodedState, stored: Mapping[str, Any]) -> dict[st
     return written
 
 
-_THINKING_PARTS: Final = frozenset({"thinking", "reasoning"})
-
-
-class EncodedMessage(NamedTuple):
-    role: str
-    text: str
-
-
-class StagedRow(NamedTuple):
-    """A staged change as text, and the version of the row that stores it."""
-
-    version: str
-    payload: str
-
-
-class TurnEntry(NamedTuple):
-    """The data with which a turn begins."""
-
-    state: SessionState
-    is_at_rest: bool = False
-    """True if nothing has arrived since the last turn, which `end_turn` ended."""
-    newest_run: Run | None = None
-
-
-class OpenedStep(NamedTuple):
-    """The data with which a step begins; the interrupt request is bound to its run.
-
-    ``may_be_stopped`` is false if no budget of the session has been reached and no amount is held.
-    """
-
-    state: SessionState
-    has_staged: bool
-    interrupt: InterruptRequest | None
-    may_be_stopped: bool = True
-
-
 def default_step_id(state: SessionState) -> str:
     """Return the default id of a session's next step."""
     return f"{DEFAULT_STEP}{state.step_count + 1}"
-
-
-def encode_messages(messages: Sequence[AnyMessage], limits: Limits) -> list[EncodedMessage]:
-    """Check and encode messages in order. Raises `InvalidPayload` and `LimitExceeded` with their path."""
-    roles = validation.messages(messages)
-    texts = encode_all(messages, limit=limits.max_message_bytes, name="max_message_bytes", path="/messages")
-    return [EncodedMessage(role, text) for role, text in zip(roles, texts, strict=True)]
-
-
-def decode_messages(texts: Sequence[str]) -> list[Message]:
-    """Read stored messages. Raises `IntegrityFault`."""
-    messages: list[Message] = decode_all(texts)
-    for message in messages:
-        if type(message) is not dict:
-            raise IntegrityFault("A stored message is not a JSON object; other rows are not affected.")
-    return messages
-
-
-def decode_staged(texts: Iterable[str]) -> list[StagedChanges]:
-    """Read stored staged changes. Raises `IntegrityFault`."""
-    return [_staged(document) for document in decode_all(list(texts))]
-
-
-def _staged(document: Any) -> StagedChanges:
-    try:
-        staged = StagedChanges(**document)
-        is_sound = (
-            type(staged.tool_call_id) is str
-            and type(staged.patches) is list
-            and type(staged.merge_changes) in (dict, type(None))
-            and type(staged.timestamp) in (int, type(None))
-        )
-    except TypeError:
-        is_sound = False
-    if not is_sound:
-        raise IntegrityFault("Stored staged changes cannot be read; other rows are not affected.")
-    return staged
-
-
-def without_thinking(message: Message) -> Message:
-    """Return the message without its ``thinking`` key and content parts of type thinking or reasoning."""
-    kept = {key: value for key, value in message.items() if key != "thinking"}
-    if isinstance(kept.get("content"), list):
-        kept["content"] = [part for part in kept["content"] if not _is_thinking(part)]
-    return kept
-
-
-def _is_thinking(part: Any) -> bool:
-    kind = part.get("type") if isinstance(part, dict) else None
-    return isinstance(kind, str) and kind in _THINKING_PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -736,221 +647,6 @@ def root_session(
     return NewSession(session_id, encode_state(state, limits))
 
 
-CommittedStep: TypeAlias = tuple[StepCommit, dict[str, Any]]
-"""A commit, and the custom state stored with it."""
-
-
-STEP_RULES: Final[dict[str, validation.Rule]] = {
-    "session_id": validation.identifier,
-    "step_id": validation.identifier,
-    "step_count": validation.whole_number,
-    "stream_sequence": validation.whole_number,
-    "expected_version": validation.optional(validation.whole_number),
-    "fencing_token": validation.optional(validation.whole_number),
-    "run_id": validation.optional_identifier,
-    "operation_id": validation.optional_identifier,
-}
-
-
-@dataclass(slots=True, kw_only=True, repr=False)
-class StepWrite:
-    """A step to commit, from the handle to the statement, and the calls of a handle that belong to it.
-
-    ``staged`` holds the step's own staged changes by tool call id, and ``staged_rows`` the rows of these
-    changes, if all of them are known; ``uses`` are the askings whose approvals it uses. ``after`` is called
-    once the step is written, unless an earlier step with the same operation id was found; ``record`` is
-    called last in either case, with the commit, and records the usage of the step. `encode` checks the step
-    and fills in the fields after ``limits``.
-    """
-
-    session_id: str
-    state: SessionState
-    messages: Sequence[AnyMessage]
-    info: StepInfo
-    expected_version: int | None
-    fencing_token: int | None
-    operation_id: str | None
-    run_id: str | None
-    staged: Mapping[str, StagedChanges] | None = None
-    uses: Sequence[int] = ()
-    staged_rows: Sequence[StagedRow] = ()
-    after: Sequence[Callable[[], object]] = ()
-    record: Callable[[StepCommit | None], object] | None = None
-    asked: Sequence[str] = ()
-    """The ids of the calls that the step opens."""
-    receives: bool = False
-    """True if the commit receives due posts, if the store supports posts."""
-    continued: SessionState | None = None
-    """The state that a step which would finish the session stores instead if posts are due."""
-    is_continued: bool = False
-    """True if the commit has stored the state ``continued``."""
-    loaded: Loaded = NOT_LOADED
-    """The record of the state, which the commit replaces by that of the state that it has stored."""
-    limits: Limits = AS_STORED
-    guard: Guard = field(init=False)
-    checkpoint_id: str = field(init=False)
-    encoded: EncodedState = field(init=False)
-    encoded_messages: Sequence[EncodedMessage] = field(init=False)
-    custom_state: dict[str, Any] = field(init=False)
-    """The custom state of ``state``; after `promote`, it also includes the staged changes."""
-    keep: int | None = field(init=False)
-    """The maximum number of step checkpoints of the session after the commit."""
-
-    def encode(self, limits: Limits, *, keep: int | None) -> None:
-        """Check the step and encode it. Raises `InvalidPayload` and `LimitExceeded`."""
-        info, state = self.info, self.state
-        validation.arguments(
-            STEP_RULES,
-            session_id=self.session_id,
-            step_id=info.step_id,
-            step_count=info.step_count,
-            stream_sequence=info.stream_sequence,
-            expected_version=self.expected_version,
-            fencing_token=self.fencing_token,
-            run_id=self.run_id,
-            operation_id=self.operation_id,
-        )
-        self.loaded = loaded_of(state)
-        # This refuses anything but a state, so the parts of the state are read only afterwards.
-        self.encoded = encode_state(
-            state,
-            limits,
-            self.session_id,
-            step_count=info.step_count,
-            # The digest of an operation needs the same text that any process would write.
-            origin=self.loaded.origin if self.operation_id is None else None,
-        )
-        self.checkpoint_id = CHECKPOINT_ID.format(
-            session_id=self.session_id,
-            step_count=info.step_count,
-            epoch_ms=time.time_ns() // 1_000_000,
-            random=os.urandom(3).hex(),
-        )
-        self.encoded_messages = encode_messages(self.messages, limits)
-        self.custom_state = state.custom_state
-        self.guard = Guard(self.expected_version, self.fencing_token)
-        self.limits, self.keep = limits, keep
-
-    def committed_by(
-        self, commit: Callable[[StepWrite], StepCommit], limits: Limits, *, keep: int | None
-    ) -> CommittedStep:
-        """Check and encode the step, call ``commit``, and update the record of the state it has stored."""
-        self.encode(limits, keep=keep)
-        committed = commit(self)
-        state = self.state if self.continued is None or not self.is_continued else self.continued
-        set_loaded(state, origin=self.loaded.origin)
-        return committed, self.custom_state
-
-    def is_earlier(self, commit: StepCommit) -> bool:
-        """Return whether a commit is the result of an earlier step with the same operation id."""
-        return self.expected_version is not None and commit.new_version <= self.expected_version
-
-    def written_by(self, save: Callable[[StepWrite], CommittedStep]) -> CommittedStep:
-        """Call ``save``, followed by the calls that come after it."""
-        committed = save(self)
-        if not self.is_earlier(committed[0]):
-            for call in self.after:
-                call()
-        if self.record is not None:
-            # Counters of budgets are locked after all sessions, including one that ``after`` locks.
-            self.record(committed[0])
-        return committed
-
-    @property
-    def name(self) -> str:
-        """The key by which a repeat is found: the operation id, or otherwise the id of the checkpoint."""
-        return self.operation_id or self.checkpoint_id
-
-    def digest(self) -> str:
-        """Return a digest of the payload, which a repeat with the same operation id must match.
-
-        If the state has an intent, the digest covers the intent and the messages instead.
-        """
-        digest = hashlib.sha256()
-        payload = (
-            self.encoded.payload,
-            self.encoded.envelope,
-            self.info.step_id,
-            str(self.info.step_count),
-            str(self.info.stream_sequence),
-            self.run_id or "",
-        )
-        intent = self.loaded.intent
-        parts = payload if intent is None else (intent,)
-        for part in (*parts, *(message.text for message in self.encoded_messages)):
-            data = part.encode()
-            digest.update(len(data).to_bytes(8, "big") + data)
-        return digest.hexdigest()
-
-    def stored_state(self, *, has_due_posts: bool) -> tuple[SessionState, EncodedState]:
-        """Return the state to store; if posts are due, it is one that does not finish the session."""
-        self.is_continued = has_due_posts and self.continued is not None
-        if self.continued is None or not has_due_posts:
-            return self.state, self.encoded
-        step_count = self.info.step_count
-        encoded = encode_state(self.continued, self.limits, self.session_id, step_count=step_count)
-        return self.continued, encoded
-
-    def require_staged(self, stored: Iterable[StagedChanges]) -> None:
-        """Raise `ConflictError` unless all changes that the step staged itself are stored unchanged."""
-        if not are_stored(self.staged or {}, stored):
-            raise dropped_staging(self.info.step_id)
-
-    def promote(
-        self, staged: Sequence[StagedChanges], state: SessionState, encoded: EncodedState
-    ) -> EncodedState:
-        """Return an encoded state with staged changes applied. Raises `PatchError` and `LimitExceeded`."""
-        before = self.custom_state = state.custom_state
-        if not staged:
-            return encoded
-        self.custom_state = with_staged(before, staged, limits=self.limits)
-        return with_custom_state(encoded, before, self.custom_state, self.limits)
-
-    def promote_rows(self, rows: Sequence[StagedRow]) -> EncodedState:
-        """Return the encoded state with the changes in stored rows applied.
-
-        Raises `IntegrityFault`, and the errors of `require_staged` and `promote`.
-        """
-        changes = decode_staged([row.payload for row in rows])
-        self.require_staged(changes)
-        return self.promote(changes, self.state, self.encoded)
-
-
-def are_stored(staged: Mapping[str, StagedChanges], stored: Iterable[StagedChanges]) -> bool:
-    """Return whether all changes that a step staged are stored exactly as they were staged."""
-    found = {change.tool_call_id: change for change in stored}
-    return all(found.get(tool_call_id) == change for tool_call_id, change in staged.items())
-
-
-def dropped_staging(step_id: str) -> ConflictError:
-    return ConflictError(
-        f"Another worker began the step {shown_id(step_id)} and dropped this worker's staged changes; let "
-        "only one worker drive the session: take its lock, or use turn()."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class BranchRequest:
-    session_id: str
-    new_session_id: str
-    checkpoint_id: str | None = None
-    message_index: int | None = None
-    title: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunUpdate:
-    """An update of a run. ``None`` leaves ``step_count``, ``completion_reason`` or ``error`` unchanged."""
-
-    status: RunStatus
-    step_count: int | None = None
-    completion_reason: str | None = None
-    error: str | None = None
-    refused_usd: int | None = None
-    """What a budget refused, in the smallest unit of dollars."""
-    refused_tokens: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class EncodedRef:
     """A sub-session ref whose payload fields are stored as text."""
@@ -968,96 +664,351 @@ class EncodedRef:
 CounterName: TypeAlias = Literal["step_count", "resume_count"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionQuery:
-    """Filters, joined by AND. ``None`` sets none; for ``parent_session_id``: None = roots, UNSET = any."""
-
-    agent_type: str | None = None
-    statuses: frozenset[SessionStatus] | None = None
-    user_id: str | None = None
-    parent_session_id: str | Unset | None = UNSET
-    root_session_id: str | None = None
-    workspace_id: str | None = None
-    tags: list[str] = field(default_factory=list)
-    metadata: dict[str, str] = field(default_factory=dict)
-    created_from: datetime | None = None
-    created_to: datetime | None = None
-    order_by: Literal["created_at", "updated_at"] = "updated_at"
-    descending: bool = True
-    limit: int = 50
-    offset: int = 0
-    after: tuple[Any, ...] | None = None
-    """The time, the id and in a list of all tenants the tenant of the last session before the page."""
-    count: bool = True
+def decode_staged(texts: Iterable[str]) -> list[StagedChanges]:
+    """Read stored staged changes. Raises `IntegrityFault`."""
+    return [_staged(document) for document in decode_all(list(texts))]
 
 
-def checked_query(filters: Mapping[str, Any]) -> SessionQuery:
-    """Return a query from the parameters of ``list_sessions``. Raises `InvalidQuery` and `InvalidPayload`."""
-    parent_session_id, tags, metadata = (filters[name] for name in ("parent_session_id", "tags", "metadata"))
-    return SessionQuery(
-        agent_type=validation.optional_identifier(filters["agent_type"], "agent_type"),
-        statuses=_status_filter(filters["status"]),
-        user_id=validation.user_id(filters["user_id"]),
-        parent_session_id=(
-            parent_session_id
-            if isinstance(parent_session_id, Unset)
-            else validation.optional_identifier(parent_session_id, "parent_session_id")
-        ),
-        root_session_id=validation.optional_identifier(filters["root_session_id"], "root_session_id"),
-        workspace_id=validation.optional_identifier(filters["workspace_id"], "workspace_id", empty=True),
-        tags=[] if tags is None else validation.tags(tags if isinstance(tags, str) else list(tags)),
-        metadata={} if metadata is None else validation.metadata(metadata),
-        created_from=_timestamp(filters["created_from"], "created_from"),
-        created_to=_timestamp(filters["created_to"], "created_to"),
-        order_by=_one_of(filters["order_by"], ("created_at", "updated_at"), "order_by"),  # type: ignore[arg-type]
-        descending=_one_of(filters["direction"], ("asc", "desc"), "direction") == "desc",
-        limit=validation.page_limit(filters["limit"]),
-        offset=validation.page_offset(filters["offset"]),
-        count=bool(filters["count"]),
+def _staged(document: Any) -> StagedChanges:
+    try:
+        staged = StagedChanges(**document)
+        is_sound = (
+            type(staged.tool_call_id) is str
+            and type(staged.patches) is list
+            and type(staged.merge_changes) in (dict, type(None))
+            and type(staged.timestamp) in (int, type(None))
+        )
+    except TypeError:
+        is_sound = False
+    if not is_sound:
+        raise IntegrityFault("Stored staged changes cannot be read; other rows are not affected.")
+    return staged
+
+
+def _stored_types(hint: Any) -> tuple[type, ...]:
+    """Return the types of a stored field, in which enumeration members are text."""
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    types = [get_origin(option) or option for option in options]
+    return tuple(str if issubclass(kind, str) else kind for kind in types)
+
+
+# These are not the rules for writing, because those rules may change, but stored rows do not.
+_STORED_TYPES: Final = {
+    name: _stored_types(hint) for name, hint in get_type_hints(SessionState).items() if hint is not Any
+}
+
+
+_MOMENTS: Final = (
+    "created_at",
+    "updated_at",
+    "expires_at",
+    "started_at",
+    "ended_at",
+    "requested_at",
+    "session__created_at",
+)
+
+
+def current_state(
+    columns: Mapping[str, Any], payload: str, envelope: str, base: str | None = None
+) -> SessionState:
+    """Return the current state; ``columns`` holds every name of `STATE_COLUMNS` as stored.
+
+    With a ``base``, the payload is a delta from that full payload.
+    """
+    kept = decode_object(envelope)
+    fields: dict[str, Any] = {name: kept[name] for name in KEPT_IN_ENVELOPE_ONLY if name in kept}
+    fields |= {name: decode(columns[name]) for name in JSON_COLUMNS if columns[name] is not None}
+    _require_shapes({**fields, "tags": columns["tags"], "metadata": columns["metadata"]})
+    if "pending_client_tool_calls" in fields:
+        live = LiveDecisions(columns.get("live_decisions"))
+        fields["pending_client_tool_calls"] = current_calls(fields["pending_client_tool_calls"], live)
+    state = SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
+    set_loaded(state, has_posts=columns.get("next_post_at") is not None)
+    return state
+
+
+def require_readable(columns: Mapping[str, Any]) -> None:
+    """Raise `IntegrityFault` unless the columns of a head have values that `current_state` can read."""
+    fields = {name: decode(columns[name]) for name in JSON_COLUMNS if columns.get(name) is not None}
+    _require_shapes(fields)
+    if "pending_client_tool_calls" in fields:
+        current_calls(fields["pending_client_tool_calls"], LiveDecisions(columns.get("live_decisions")))
+    decode_optional(columns.get("typed_metadata"))
+
+
+def by_column(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Return a statement's row by column. Moments, which SQLite returns as naive or as text, are aware."""
+    row = dict(zip(names, values, strict=True))
+    for name in _MOMENTS:
+        value = row.get(name)
+        if value is not None and getattr(value, "tzinfo", None) is None:
+            row[name] = as_utc(value)
+    return row
+
+
+def base_of(base_id: int | None, payload: str | None) -> str | None:
+    """Return the payload under a delta: unreadable text if it was deleted, ``None`` without a base."""
+    return None if base_id is None else payload or ""
+
+
+def current_from(row: Mapping[str, Any]) -> SessionState:
+    """Return the state in a row of `CURRENT_COLUMNS`; it remembers the base for its next step's delta."""
+    base_id, payload = row["current__base_id"], row["current__payload"]
+    base = base_of(base_id, row["current__base__payload"])
+    state = current_state(row, payload, row["current__envelope"], base)
+    if row["base_key"] is not None:
+        if base is None:
+            remember_full(state, row["base_key"], row["current_id"], row["current__version"], payload)
+        else:
+            remember_full(state, row["base_key"], base_id, row["current__base__version"], base)
+    return state
+
+
+def stored_state(names: Sequence[str], values: Sequence[Any]) -> SessionState:
+    """Return the state in the columns of a row, in which tags and metadata are text."""
+    row = by_column(names, values)
+    row["tags"], row["metadata"] = _from_jsonb(row["tags"]), _from_jsonb(row["metadata"])
+    return current_from(row)
+
+
+def _from_jsonb(text: str) -> Any:
+    # Most values are empty, and starting the decoder takes longer than decoding.
+    return [] if text == "[]" else {} if text == "{}" else json.loads(text)
+
+
+def _require_shapes(fields: Mapping[str, Any]) -> None:
+    """Raise `IntegrityFault` unless each stored field has a type that a state may have."""
+    for name, value in fields.items():
+        types = _STORED_TYPES.get(name)
+        if types is not None and type(value) not in types:
+            raise IntegrityFault(
+                f"The stored {name} of a session has another type; other rows are unaffected."
+            )
+    if not _has_texts(fields.get("tags", ())) or not _has_texts(fields.get("metadata", {}).values()):
+        raise IntegrityFault("Stored tags or metadata are not text; other rows are not affected.")
+
+
+def _has_texts(values: Iterable[Any]) -> bool:
+    return all(type(value) is str for value in values)
+
+
+def listed_head(columns: Mapping[str, Any]) -> SessionHead:
+    """Return the session for a list, which must not fail: omit tags and metadata if their shape is wrong."""
+    values = head_values(columns)
+    try:
+        _require_shapes({"tags": values["tags"], "metadata": values["metadata"]})
+    except IntegrityFault:
+        values |= {"tags": [], "metadata": {}}
+    return SessionHead(**values)
+
+
+def head_values(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return head columns as values of `SessionHead` and `SessionState`."""
+    values = {name: columns[name] for name in HEAD_FIELDS}
+    values["status"] = SessionStatus(values["status"])
+    values["mode"] = None if values["mode"] is None else SessionMode(values["mode"])
+    kind = values["suspension_kind"]
+    values["suspension_kind"] = None if kind is None else RunStatus(kind)
+    if values["expires_at"] is not None:
+        values["expires_at"] = validation.datetime_to_milliseconds(values["expires_at"])
+    return values
+
+
+def checkpoint_state(
+    payload: str,
+    envelope: str,
+    base: str | None = None,
+    *,
+    session_id: str,
+    version: int,
+    message_count: int,
+    created_at: datetime,
+    updated_at: datetime,
+) -> SessionState:
+    """Return the state that a checkpoint recorded; with a ``base``, the payload is a delta from it."""
+    fields = decode_object(envelope)
+    _require_shapes(fields)
+    try:
+        return SessionState(
+            session_id=session_id,
+            version=version,
+            message_count=message_count,
+            created_at=created_at,
+            updated_at=updated_at,
+            custom_state=custom_state_of(payload, base),
+            **_with_enums({name: fields[name] for name in ENVELOPE if name in fields}),
+        )
+    except (KeyError, TypeError, ValueError, InvalidPayload) as exc:
+        raise IntegrityFault("A stored checkpoint does not hold a session state.") from exc
+
+
+def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
+    fields["status"] = SessionStatus(fields["status"])
+    fields["mode"] = None if fields.get("mode") is None else SessionMode(fields["mode"])
+    kind = fields.get("suspension_kind")
+    fields["suspension_kind"] = None if kind is None else RunStatus(suspension_kind(kind))
+    return fields
+
+
+def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
+    """Return the custom state in a payload, or in a payload that is a delta from a base."""
+    return decode_object(payload) if base is None else decode_with_delta(base, payload)
+
+
+def sub_session_ref_from(stored: Any) -> SubSessionRef:
+    """Return the value object for a row or an `EncodedRef`."""
+    return SubSessionRef(
+        sub_session_id=stored.sub_session_id,
+        agent_type=stored.agent_type,
+        parent_tool_call_id=stored.parent_tool_call_id,
+        status=stored.status,
+        location="remote" if stored.location == "remote" else "local",
+        remote=decode_optional(stored.remote),
+        output=decode_optional(stored.output),
+        error=decode_optional(stored.error),
     )
 
 
-def after_cursor(query: SessionQuery, cursor: str | None, *, tenant: str | None) -> SessionQuery:
-    """Return the query for the page at a cursor. Raises `InvalidCursor` and `InvalidQuery`."""
-    if cursor is None:
-        return query
-    if query.offset:
-        raise InvalidQuery("Pass a cursor or an offset, not both.", path="cursor")
-    time, *ids = read_cursor(cursor, query=_cursor_binding(query, tenant))
-    return replace(query, after=(datetime.fromisoformat(time), *ids))
+def run_from(row: Any, session_id: str) -> Run:
+    return Run(
+        run_id=row.run_id,
+        session_id=session_id,
+        turn=row.turn,
+        status=RunStatus(row.status),
+        step_count=row.step_count,
+        start_sequence=row.start_sequence,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        completion_reason=row.completion_reason,
+        error=None if row.error is None else decode(row.error),
+    )
 
 
-def next_cursor(query: SessionQuery, last: SessionHead, *last_tenant: str, tenant: str | None) -> str:
-    """Return the cursor of the page after a session, with its tenant in a list of all tenants."""
-    position = [getattr(last, query.order_by).isoformat(), last.session_id, *last_tenant]
-    return write_cursor(position, query=_cursor_binding(query, tenant))
+def stored_run(session_id: str, names: Sequence[str], values: Sequence[Any]) -> Run:
+    """Return the run in the columns of a row."""
+    return run_from(SimpleNamespace(**by_column(names, values)), session_id)
 
 
-def _cursor_binding(query: SessionQuery, tenant: str | None) -> dict[str, Any]:
-    """Return the values that the next page must repeat: the tenant (``None`` for all) and the query."""
-    binding = {"tenant": tenant, **asdict(query)}
-    binding["statuses"] = None if query.statuses is None else sorted(query.statuses)
-    for paging in ("limit", "offset", "after", "count"):
-        del binding[paging]
-    return binding
+def stored_interrupt(session_id: str, names: Sequence[str], values: Sequence[Any]) -> InterruptRequest:
+    """Return the interrupt request in the columns of a row."""
+    return interrupt_from(SimpleNamespace(**by_column(names, values)), session_id)
 
 
-def _status_filter(
-    status: SessionStatus | str | Collection[SessionStatus | str] | None,
-) -> frozenset[SessionStatus] | None:
-    if status is None:
-        return None
-    try:
-        return validation.statuses([status] if isinstance(status, str) else status, "status")
-    except InvalidPayload as exc:
-        raise InvalidQuery(f"status: {exc.reason}.", path="status") from exc
+def interrupt_from(row: Any, session_id: str) -> InterruptRequest:
+    return InterruptRequest(
+        session_id=session_id,
+        kind=InterruptKind(row.kind),
+        reason=row.reason,
+        run_id=row.run_id,
+        requested_at=row.requested_at,
+    )
 
 
-def _timestamp(value: Timestamp | None, name: str) -> datetime | None:
-    return None if value is None else validation.aware_datetime(value, name)
+def step_checkpoints(db: Database, key: int | Subquery) -> QuerySet[Checkpoint]:
+    """Return the checkpoints that a session's steps have made; ``key`` is the session's key."""
+    return Checkpoint.objects.using(db.alias).filter(session_id=key, kind=CheckpointKind.STEP, namespace="")
 
 
-def _one_of(value: str, allowed: tuple[str, ...], name: str) -> str:
-    if value not in allowed:
-        raise InvalidQuery(f"{name} must be one of {', '.join(allowed)}.", path=name)
-    return value
+def current_key(head: Session) -> int:
+    """Return the key of the row that holds a locked session's current state."""
+    if head.current_id is None:
+        raise IntegrityFault("A session has no current state.")
+    return head.current_id
+
+
+def read_current(db: Database, head: Session) -> tuple[dict[str, Any], str]:
+    """Return the custom state and envelope of a locked session's current state."""
+    payload, envelope, base_id, base = (
+        Checkpoint.objects.using(db.alias)
+        .filter(session_id=head.pk)
+        .values_list("payload", "envelope", "base_id", "base__payload")
+        .get(pk=current_key(head))
+    )
+    return custom_state_of(payload, base_of(base_id, base)), envelope
+
+
+def write_current(
+    db: Database, head: Session, *, payload: str, envelope: str, version: int, at: datetime
+) -> dict[str, object]:
+    """Store a state that no checkpoint records, and return the head columns that point to it.
+
+    A checkpoint is never overwritten. A row of kind ``state`` is overwritten, so it must not be the base of a
+    delta.
+    """
+    rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
+    columns = {
+        "version": version,
+        "payload": payload,
+        "base_id": None,
+        "envelope": envelope,
+        "size_bytes": size_of(payload) + size_of(envelope),
+        "created_at": at,
+    }
+    if head.current_id is not None and not head.current_is_checkpoint:
+        rows.filter(pk=head.current_id).update(**columns)
+        return {}
+    row = rows.create(
+        session_id=head.pk, kind=CheckpointKind.STATE, source=CheckpointSource.INPUT.value, **columns
+    )
+    return {"current_id": row.pk, "current_is_checkpoint": False, "base_key": None}
+
+
+def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) -> int:
+    """Delete step checkpoints of a locked session and return their number; the current state is kept.
+
+    If the newest checkpoint holds the current state, it is converted from a checkpoint to a plain state
+    stored in full. Bases that remaining checkpoints need for their deltas are kept as bases.
+    """
+    demoted = 0
+    if head.current_is_checkpoint:
+        demoted = doomed.filter(pk=current_key(head)).update(kind=CheckpointKind.STATE, checkpoint_id=None)
+    if demoted:
+        row = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=current_key(head))
+        payload, base_id, base = row.values_list("payload", "base_id", "base__payload").get()
+        if base_id is not None:
+            row.update(payload=apply_delta(base_of(base_id, base) or "", payload), base_id=None)
+        Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
+        head.current_is_checkpoint, head.base_key = False, None
+    # This includes bases that only the deleted checkpoints need; `drop_unneeded_bases` removes them.
+    deltas = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, base__isnull=False)
+    needed = doomed.filter(pk__in=deltas.values("base_id"))
+    demoted += needed.update(kind=CheckpointKind.BASE, checkpoint_id=None)
+    deleted, _ = doomed.delete()
+    drop_unneeded_bases(db, head)
+    return demoted + deleted
+
+
+def keep_checkpoints(db: Database, head: Session, keep: int, before: datetime | None = None) -> int:
+    """Delete the step checkpoints beyond the newest ``keep``, or of these only those made before a time.
+
+    Return their number.
+    """
+    checkpoints = step_checkpoints(db, head.pk)
+    versions = checkpoints.order_by("-version").values_list("version", flat=True)
+    newest_to_go = next(iter(versions[keep : keep + 1]), None)
+    if newest_to_go is None:
+        return 0
+    doomed = checkpoints.filter(version__lte=newest_to_go)
+    if before is not None:
+        doomed = doomed.filter(created_at__lt=before)
+    return drop_checkpoints(db, head, doomed)
+
+
+def drop_unneeded_bases(db: Database, head: Session) -> None:
+    """Delete the bases of a locked session that no remaining delta refers to."""
+    rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
+    needed = rows.filter(base_id=OuterRef("pk"))
+    rows.filter(~Exists(needed), kind=CheckpointKind.BASE).delete()
+
+
+class EncodedMessage(NamedTuple):
+    role: str
+    text: str
+
+
+def encode_messages(messages: Sequence[AnyMessage], limits: Limits) -> list[EncodedMessage]:
+    """Check and encode messages in order. Raises `InvalidPayload` and `LimitExceeded` with their path."""
+    roles = validation.messages(messages)
+    texts = encode_all(messages, limit=limits.max_message_bytes, name="max_message_bytes", path="/messages")
+    return [EncodedMessage(role, text) for role, text in zip(roles, texts, strict=True)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from django.db.models import (
     BigIntegerField,
@@ -21,11 +25,26 @@ from django.db.models import (
     Value,
 )
 
-from helix_store.core import moments
-from helix_store.core.guards import Guard
-from helix_store.core.merging import promote_staged
-from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
-from helix_store.engine.database import Call, Database, DatabaseOperations, writes
+from helix_store.core import moments, validation
+from helix_store.core.dicts import AnyMessage
+from helix_store.core.ids import CHECKPOINT_ID
+from helix_store.core.limits import AS_STORED, Limits
+from helix_store.core.patches import promote_staged, with_staged
+from helix_store.core.types import (
+    NOT_LOADED,
+    TERMINAL_STATUSES,
+    CheckpointSource,
+    InterruptRequest,
+    Loaded,
+    Run,
+    SessionState,
+    SessionStatus,
+    StagedChanges,
+    StepCommit,
+    StepInfo,
+)
+from helix_store.core.validation import Guard
+from helix_store.engine.database import Call, Database, DatabaseOperations, refuse_moved, writes
 from helix_store.engine.expressions import DatabaseNow, insert_row, list_parameter, update_row
 from helix_store.engine.statement import recorded_value
 from helix_store.exceptions import (
@@ -34,8 +53,10 @@ from helix_store.exceptions import (
     IdempotencyConflict,
     OutcomeUnknown,
     RunNotFound,
+    shown_id,
 )
-from helix_store.models import Checkpoint, CheckpointKind, Operation, Post, Run, Session, StagedChange
+from helix_store.models import Checkpoint, CheckpointKind, Operation, Post, Session, StagedChange
+from helix_store.models import Run as RunRow
 from helix_store.sessions.heads import replace_custom_state
 from helix_store.sessions.locking import (
     advance,
@@ -48,28 +69,41 @@ from helix_store.sessions.locking import (
     touch_session,
 )
 from helix_store.sessions.messages import (
+    decode_messages,
     has_open_calls,
     history_backwards,
     insert_messages,
     receive_due,
     received_at,
 )
-from helix_store.sessions.reading import keep_checkpoints, read_current
 from helix_store.sessions.state import (
     WRITTEN_COLUMNS,
     EncodedMessage,
     EncodedState,
-    StagedRow,
-    StepWrite,
     StoredPayload,
-    decode_messages,
     decode_staged,
+    encode_messages,
+    encode_state,
+    keep_checkpoints,
+    loaded_of,
     next_origin,
+    read_current,
+    set_loaded,
+    stored_interrupt,
     stored_payload,
+    stored_run,
+    stored_state,
+    with_custom_state,
     written_columns,
 )
 from helix_store.sessions.statements import (
+    CURRENT_COLUMNS,
+    INTERRUPT_COLUMNS,
+    LOAD_CAPPED_STEP,
+    LOAD_FOR_TURN,
+    LOAD_STEP,
     MAX_SINGLE_MESSAGES,
+    RUN_COLUMNS,
     STAGE_CHANGE,
     STAGE_LOCKED,
     STAGED_CHANGES,
@@ -78,14 +112,271 @@ from helix_store.sessions.statements import (
     USE_APPROVALS,
     step_statement,
 )
-from helix_store.sessions.tool_calls import without_used
+from helix_store.sessions.tool_calls import (
+    without_used,
+)
 from helix_store.signals import announce, signals_of_status
+
+
+class StagedRow(NamedTuple):
+    """A staged change as text, and the version of the row that stores it."""
+
+    version: str
+    payload: str
+
+
+class TurnEntry(NamedTuple):
+    """The data with which a turn begins."""
+
+    state: SessionState
+    is_at_rest: bool = False
+    """True if nothing has arrived since the last turn, which `end_turn` ended."""
+    newest_run: Run | None = None
+
+
+class OpenedStep(NamedTuple):
+    """The data with which a step begins; the interrupt request is bound to its run.
+
+    ``may_be_stopped`` is false if no budget of the session has been reached and no amount is held.
+    """
+
+    state: SessionState
+    has_staged: bool
+    interrupt: InterruptRequest | None
+    may_be_stopped: bool = True
+
+
+CommittedStep: TypeAlias = tuple[StepCommit, dict[str, Any]]
+"""A commit, and the custom state stored with it."""
+
+
+STEP_RULES: Final[dict[str, validation.Rule]] = {
+    "session_id": validation.identifier,
+    "step_id": validation.identifier,
+    "step_count": validation.whole_number,
+    "stream_sequence": validation.whole_number,
+    "expected_version": validation.optional(validation.whole_number),
+    "fencing_token": validation.optional(validation.whole_number),
+    "run_id": validation.optional_identifier,
+    "operation_id": validation.optional_identifier,
+}
+
+
+@dataclass(slots=True, kw_only=True, repr=False)
+class StepWrite:
+    """A step to commit, from the handle to the statement, and the calls of a handle that belong to it.
+
+    ``staged`` holds the step's own staged changes by tool call id, and ``staged_rows`` the rows of these
+    changes, if all of them are known; ``uses`` are the askings whose approvals it uses. ``after`` is called
+    once the step is written, unless an earlier step with the same operation id was found; ``record`` is
+    called last in either case, with the commit, and records the usage of the step. `encode` checks the step
+    and fills in the fields after ``limits``.
+    """
+
+    session_id: str
+    state: SessionState
+    messages: Sequence[AnyMessage]
+    info: StepInfo
+    expected_version: int | None
+    fencing_token: int | None
+    operation_id: str | None
+    run_id: str | None
+    staged: Mapping[str, StagedChanges] | None = None
+    uses: Sequence[int] = ()
+    staged_rows: Sequence[StagedRow] = ()
+    after: Sequence[Callable[[], object]] = ()
+    record: Callable[[StepCommit | None], object] | None = None
+    asked: Sequence[str] = ()
+    """The ids of the calls that the step opens."""
+    receives: bool = False
+    """True if the commit receives due posts, if the store supports posts."""
+    continued: SessionState | None = None
+    """The state that a step which would finish the session stores instead if posts are due."""
+    is_continued: bool = False
+    """True if the commit has stored the state ``continued``."""
+    loaded: Loaded = NOT_LOADED
+    """The record of the state, which the commit replaces by that of the state that it has stored."""
+    limits: Limits = AS_STORED
+    guard: Guard = field(init=False)
+    checkpoint_id: str = field(init=False)
+    encoded: EncodedState = field(init=False)
+    encoded_messages: Sequence[EncodedMessage] = field(init=False)
+    custom_state: dict[str, Any] = field(init=False)
+    """The custom state of ``state``; after `promote`, it also includes the staged changes."""
+    keep: int | None = field(init=False)
+    """The maximum number of step checkpoints of the session after the commit."""
+
+    def encode(self, limits: Limits, *, keep: int | None) -> None:
+        """Check the step and encode it. Raises `InvalidPayload` and `LimitExceeded`."""
+        info, state = self.info, self.state
+        validation.arguments(
+            STEP_RULES,
+            session_id=self.session_id,
+            step_id=info.step_id,
+            step_count=info.step_count,
+            stream_sequence=info.stream_sequence,
+            expected_version=self.expected_version,
+            fencing_token=self.fencing_token,
+            run_id=self.run_id,
+            operation_id=self.operation_id,
+        )
+        self.loaded = loaded_of(state)
+        # This refuses anything but a state, so the parts of the state are read only afterwards.
+        self.encoded = encode_state(
+            state,
+            limits,
+            self.session_id,
+            step_count=info.step_count,
+            # The digest of an operation needs the same text that any process would write.
+            origin=self.loaded.origin if self.operation_id is None else None,
+        )
+        self.checkpoint_id = CHECKPOINT_ID.format(
+            session_id=self.session_id,
+            step_count=info.step_count,
+            epoch_ms=time.time_ns() // 1_000_000,
+            random=os.urandom(3).hex(),
+        )
+        self.encoded_messages = encode_messages(self.messages, limits)
+        self.custom_state = state.custom_state
+        self.guard = Guard(self.expected_version, self.fencing_token)
+        self.limits, self.keep = limits, keep
+
+    def committed_by(
+        self, commit: Callable[[StepWrite], StepCommit], limits: Limits, *, keep: int | None
+    ) -> CommittedStep:
+        """Check and encode the step, call ``commit``, and update the record of the state it has stored."""
+        self.encode(limits, keep=keep)
+        committed = commit(self)
+        state = self.state if self.continued is None or not self.is_continued else self.continued
+        set_loaded(state, origin=self.loaded.origin)
+        return committed, self.custom_state
+
+    def is_earlier(self, commit: StepCommit) -> bool:
+        """Return whether a commit is the result of an earlier step with the same operation id."""
+        return self.expected_version is not None and commit.new_version <= self.expected_version
+
+    def written_by(self, save: Callable[[StepWrite], CommittedStep]) -> CommittedStep:
+        """Call ``save``, followed by the calls that come after it."""
+        committed = save(self)
+        if not self.is_earlier(committed[0]):
+            for call in self.after:
+                call()
+        if self.record is not None:
+            # Counters of budgets are locked after all sessions, including one that ``after`` locks.
+            self.record(committed[0])
+        return committed
+
+    @property
+    def name(self) -> str:
+        """The key by which a repeat is found: the operation id, or otherwise the id of the checkpoint."""
+        return self.operation_id or self.checkpoint_id
+
+    def digest(self) -> str:
+        """Return a digest of the payload, which a repeat with the same operation id must match.
+
+        If the state has an intent, the digest covers the intent and the messages instead.
+        """
+        digest = hashlib.sha256()
+        payload = (
+            self.encoded.payload,
+            self.encoded.envelope,
+            self.info.step_id,
+            str(self.info.step_count),
+            str(self.info.stream_sequence),
+            self.run_id or "",
+        )
+        intent = self.loaded.intent
+        parts = payload if intent is None else (intent,)
+        for part in (*parts, *(message.text for message in self.encoded_messages)):
+            data = part.encode()
+            digest.update(len(data).to_bytes(8, "big") + data)
+        return digest.hexdigest()
+
+    def stored_state(self, *, has_due_posts: bool) -> tuple[SessionState, EncodedState]:
+        """Return the state to store; if posts are due, it is one that does not finish the session."""
+        self.is_continued = has_due_posts and self.continued is not None
+        if self.continued is None or not has_due_posts:
+            return self.state, self.encoded
+        step_count = self.info.step_count
+        encoded = encode_state(self.continued, self.limits, self.session_id, step_count=step_count)
+        return self.continued, encoded
+
+    def require_staged(self, stored: Iterable[StagedChanges]) -> None:
+        """Raise `ConflictError` unless all changes that the step staged itself are stored unchanged."""
+        if not are_stored(self.staged or {}, stored):
+            raise dropped_staging(self.info.step_id)
+
+    def promote(
+        self, staged: Sequence[StagedChanges], state: SessionState, encoded: EncodedState
+    ) -> EncodedState:
+        """Return an encoded state with staged changes applied. Raises `PatchError` and `LimitExceeded`."""
+        before = self.custom_state = state.custom_state
+        if not staged:
+            return encoded
+        self.custom_state = with_staged(before, staged, limits=self.limits)
+        return with_custom_state(encoded, before, self.custom_state, self.limits)
+
+    def promote_rows(self, rows: Sequence[StagedRow]) -> EncodedState:
+        """Return the encoded state with the changes in stored rows applied.
+
+        Raises `IntegrityFault`, and the errors of `require_staged` and `promote`.
+        """
+        changes = decode_staged([row.payload for row in rows])
+        self.require_staged(changes)
+        return self.promote(changes, self.state, self.encoded)
+
+
+def are_stored(staged: Mapping[str, StagedChanges], stored: Iterable[StagedChanges]) -> bool:
+    """Return whether all changes that a step staged are stored exactly as they were staged."""
+    found = {change.tool_call_id: change for change in stored}
+    return all(found.get(tool_call_id) == change for tool_call_id, change in staged.items())
+
+
+def dropped_staging(step_id: str) -> ConflictError:
+    return ConflictError(
+        f"Another worker began the step {shown_id(step_id)} and dropped this worker's staged changes; let "
+        "only one worker drive the session: take its lock, or use turn()."
+    )
 
 
 class DatabaseSteps(DatabaseOperations):
     """Staged changes and steps. A write is one statement if the database supports that form; otherwise it
     locks, decides and writes.
     """
+
+    def enter(self, session_id: str) -> TurnEntry | None:
+        """Read the data with which a turn begins, in one statement."""
+        for row in self.db.read(LOAD_FOR_TURN, {"tenant": self.db.tenant, "session_id": session_id}):
+            current = row[: len(CURRENT_COLUMNS)]
+            has_budgets, has_due_posts, is_at_rest, *run = row[len(CURRENT_COLUMNS) :]
+            state = stored_state(CURRENT_COLUMNS, current)
+            set_loaded(state, is_capped=bool(has_budgets), has_posts=bool(has_due_posts))
+            return TurnEntry(
+                state,
+                bool(is_at_rest and state.status == SessionStatus.ACTIVE)
+                and not (has_due_posts or state.pending_client_tool_calls),
+                None if run[0] is None else stored_run(session_id, RUN_COLUMNS, run),
+            )
+        refuse_moved(self.db)
+        return None
+
+    def open_step(
+        self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
+    ) -> OpenedStep | None:
+        """Read the data with which a step begins, in one statement."""
+        step = {"tenant": self.db.tenant, "session_id": session_id, "step_id": step_id, "run_id": run_id}
+        for row in self.db.read(LOAD_CAPPED_STEP if is_capped else LOAD_STEP, step):
+            current = row[: len(CURRENT_COLUMNS)]
+            has_staged, *interrupt, may_be_stopped = row[len(CURRENT_COLUMNS) :]
+            is_interrupted = interrupt[0] is not None
+            return OpenedStep(
+                stored_state(CURRENT_COLUMNS, current),
+                bool(has_staged),
+                stored_interrupt(session_id, INTERRUPT_COLUMNS, interrupt) if is_interrupted else None,
+                bool(may_be_stopped),
+            )
+        refuse_moved(self.db)
+        return None
 
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
         """Stage a change, and return its row if the step can promote the row without reading it."""
@@ -425,7 +716,7 @@ def _read_claims(
         .filter(pk=head.pk)
         .annotate(operation=FilteredRelation("operations", condition=Q(operations__operation_id=name)))
         .values_list(
-            Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=step.run_id)),
+            Exists(RunRow.objects.filter(session_id=OuterRef("pk"), run_id=step.run_id)),
             ExpressionWrapper(Q(next_post_at__lte=DatabaseNow()), BooleanField()),
             "operation__digest",
             "operation__checkpoint_id",

@@ -11,7 +11,6 @@ from helix_store.core.approvals import ActingUser, Actor, is_user
 from helix_store.core.contracts import takes_session_filters
 from helix_store.core.dicts import AnyMessage
 from helix_store.core.effects import Effect, EffectPage
-from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
 from helix_store.core.payloads import encode
 from helix_store.core.posts import DuePost, Post, PostPage
@@ -31,25 +30,23 @@ from helix_store.core.types import (
     UserId,
     as_value,
 )
+from helix_store.core.validation import guard
 from helix_store.engine.async_twins import async_iterator_twin, async_twin
 from helix_store.engine.expressions import read_cursor, write_cursor
 from helix_store.exceptions import InvalidPayload, InvalidQuery, NotPermitted
 from helix_store.sessions.calls import StepCalls, StoreCalls, WaitingCalls
+from helix_store.sessions.checkpoints import BranchRequest
 from helix_store.sessions.effects import MOST_EFFECTS, SETTLE_PERMISSION, Settlement, encoded_result
 from helix_store.sessions.effects import checked_states as checked_effect_states
-from helix_store.sessions.messages import MOST_DUE_POSTS, checked_post, checked_states
-from helix_store.sessions.state import (
-    BranchRequest,
-    EncodedRef,
-    NewSession,
-    after_cursor,
-    checked_query,
+from helix_store.sessions.lists import after_cursor, checked_query, next_cursor
+from helix_store.sessions.messages import (
+    MOST_DUE_POSTS,
+    checked_post,
+    checked_states,
     decode_messages,
-    encode_messages,
-    encode_state,
-    next_cursor,
     without_thinking,
 )
+from helix_store.sessions.state import EncodedRef, NewSession, encode_messages, encode_state
 from helix_store.sessions.tool_calls import checked_actor
 
 

@@ -14,7 +14,6 @@ from django.db.models import FilteredRelation, Q
 
 from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
-from helix_store.core.guards import Guard
 from helix_store.core.types import (
     STORED_ANSWERS,
     PendingToolCall,
@@ -24,7 +23,7 @@ from helix_store.core.types import (
     Submission,
     SubmissionOutcome,
 )
-from helix_store.core.validation import datetime_to_milliseconds
+from helix_store.core.validation import Guard, datetime_to_milliseconds
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.expressions import (
     NoIndexHint,
@@ -48,8 +47,7 @@ from helix_store.sessions.locking import (
     session_with_id,
     sessions_with_ids,
 )
-from helix_store.sessions.reading import current_from
-from helix_store.sessions.state import SUSPENSION_FIELDS, set_loaded
+from helix_store.sessions.state import SUSPENSION_FIELDS, current_from, set_loaded
 from helix_store.sessions.statements import CURRENT_COLUMNS, OWNERSHIP
 from helix_store.sessions.tool_calls import (
     Answer,

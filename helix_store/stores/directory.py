@@ -23,9 +23,9 @@ from helix_store.exceptions import SessionNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.models import SubSessionRef as SubSessionRow
 from helix_store.sessions.checkpoints import DatabaseCheckpoints
-from helix_store.sessions.heads import select_sessions, tree_keys
-from helix_store.sessions.reading import listed_head, sub_session_ref_from
-from helix_store.sessions.state import HEAD_FIELDS, after_cursor, checked_query, next_cursor
+from helix_store.sessions.heads import tree_keys
+from helix_store.sessions.lists import after_cursor, checked_query, next_cursor, select_sessions
+from helix_store.sessions.state import HEAD_FIELDS, listed_head, sub_session_ref_from
 from helix_store.stores.conditions import StuckSession, find_stuck
 from helix_store.stores.store import DatabaseStateStore
 

@@ -17,11 +17,10 @@ from helix_store import conf
 from helix_store.budgets import Amounts, BudgetStoreBase
 from helix_store.core import validation
 from helix_store.core.approvals import ActingUser, ApprovedCall
-from helix_store.core.contracts import StateStore, UsageStore, require_state_store
+from helix_store.core.contracts import LockManager, StateStore, UsageStore, require_state_store
 from helix_store.core.dicts import AnyMessage
 from helix_store.core.limits import Limits
-from helix_store.core.manager_contracts import LockManager
-from helix_store.core.merging import with_staged
+from helix_store.core.patches import with_staged
 from helix_store.core.posts import Post, PostPage, PostStore
 from helix_store.core.types import (
     CheckpointPage,
@@ -44,14 +43,14 @@ from helix_store.exceptions import (
 )
 from helix_store.sessions.effects import End, Entered, Intent, StoredEffect
 from helix_store.sessions.messages import has_open_calls
-from helix_store.sessions.state import (
+from helix_store.sessions.state import default_step_id
+from helix_store.sessions.steps import (
     CommittedStep,
     OpenedStep,
     StagedRow,
     StepWrite,
     TurnEntry,
     are_stored,
-    default_step_id,
     dropped_staging,
 )
 

@@ -47,15 +47,8 @@ from helix_store.exceptions import (
     TurnInterrupted,
     shown_id,
 )
-from helix_store.sessions.state import (
-    SUSPENSION_FIELDS,
-    OpenedStep,
-    StagedRow,
-    StepWrite,
-    are_stored,
-    default_step_id,
-    set_loaded,
-)
+from helix_store.sessions.state import SUSPENSION_FIELDS, default_step_id, set_loaded
+from helix_store.sessions.steps import OpenedStep, StagedRow, StepWrite, are_stored
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
 from helix_store.stores.session import NotCopied, SessionHandleBase
 

@@ -18,12 +18,11 @@ from helix_store.budgets import Amounts, DatabaseBudgetStore, InMemoryBudgetStor
 from helix_store.core import validation
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.budgets import Dollars
-from helix_store.core.contracts import UsageStore, takes_session_filters
+from helix_store.core.contracts import LockManager, UsageStore, takes_session_filters
 from helix_store.core.effects import Reconcile
-from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
-from helix_store.core.manager_contracts import LockManager
 from helix_store.core.types import Duration, Run, SessionPage, SessionState, StagedChanges
+from helix_store.core.validation import Guard
 from helix_store.engine.async_twins import BothContexts, async_twin
 from helix_store.engine.database import Call, Database, release
 from helix_store.engine.memory import MemoryWorld
@@ -56,8 +55,14 @@ from helix_store.sessions.memory import (
 from helix_store.sessions.messages import DatabaseMessages, DatabasePosts
 from helix_store.sessions.records import TenantScope
 from helix_store.sessions.runs import DatabaseRuns
-from helix_store.sessions.state import CommittedStep, OpenedStep, StagedRow, StepWrite, TurnEntry
-from helix_store.sessions.steps import DatabaseSteps
+from helix_store.sessions.steps import (
+    CommittedStep,
+    DatabaseSteps,
+    OpenedStep,
+    StagedRow,
+    StepWrite,
+    TurnEntry,
+)
 from helix_store.sessions.store import StateStoreBase
 from helix_store.sessions.waiting import DatabaseWaiting
 from helix_store.signals import announce, effect_unknown, session_waiting
@@ -229,7 +234,7 @@ class StoreBase(StoreSet, OpensSessions):
         raise NotImplementedError
 
     def enter(self, session_id: str) -> TurnEntry | None:
-        return self.sessions._operations.sessions.enter(session_id)
+        return self.sessions._operations.steps.enter(session_id)
 
     def start_run(self, session_id: str, **guard: Any) -> tuple[Run, str | None]:
         return start_run(self.sessions._operations, session_id, **guard)
@@ -319,11 +324,11 @@ class DatabaseStateStore(OpensSessions, StateStoreBase):
     def __init__(self, using: str | None = None, *, tenant: str = "", limits: Limits | None = None) -> None:
         conf.require_usable_prefix()
         db = Database(using, validation.tenant(tenant), limits)
-        sessions = DatabaseSessions(db)
+        steps = DatabaseSteps(db)
         backend = Backend(
-            sessions=sessions,
+            sessions=DatabaseSessions(db),
             messages=DatabaseMessages(db),
-            steps=DatabaseSteps(db),
+            steps=steps,
             checkpoints=DatabaseCheckpoints(db),
             runs=DatabaseRuns(db),
             waiting=DatabaseWaiting(db),
@@ -333,7 +338,7 @@ class DatabaseStateStore(OpensSessions, StateStoreBase):
         super().__init__(backend, tenant=db.tenant, limits=limits)
         self._operations, self._own_limits = backend, limits
         self._db = db
-        self._rows = sessions
+        self._steps = steps
 
     @property
     def alias(self) -> str:
@@ -434,12 +439,12 @@ class Store(StoreBase):
         announce(self.sessions._db, session_id, [effect_unknown], effect_id=effect_id)
 
     def load(self, session_id: str) -> SessionState | None:
-        return self.sessions._rows.load(session_id)
+        return self.sessions._operations.sessions.load(session_id)
 
     def open_step(
         self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
     ) -> OpenedStep | None:
-        return self.sessions._rows.open_step(session_id, step_id, run_id, is_capped=is_capped)
+        return self.sessions._steps.open_step(session_id, step_id, run_id, is_capped=is_capped)
 
     def stage(self, session_id: str, step_id: str, changes: StagedChanges) -> StagedRow | None:
         return stage(self.sessions._operations, self.sessions._own_limits, session_id, step_id, changes)

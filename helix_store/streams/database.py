@@ -16,11 +16,11 @@ from django.db.models.expressions import Combinable
 
 from helix_store import conf
 from helix_store.core import validation
-from helix_store.core.guards import Guard
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.payloads import Serializable
 from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
+from helix_store.core.validation import Guard
 from helix_store.engine.async_twins import in_thread_to_the_end
 from helix_store.engine.database import Call, Database, DatabaseOperations, Rows, reads, refuse_moved, writes
 from helix_store.engine.expressions import DatabaseNow, NoIndexHint, lock_row, read_cursor, write_cursor

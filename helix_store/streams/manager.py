@@ -18,11 +18,11 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 
 from helix_store import conf
 from helix_store.core import moments, validation
-from helix_store.core.guards import Guard, guard
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode, encode
 from helix_store.core.streams import PrunedStreams, StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
+from helix_store.core.validation import Guard, guard
 from helix_store.engine.async_twins import in_thread_to_the_end
 from helix_store.engine.database import Database
 from helix_store.engine.memory import MemoryTable, MemoryWorld

@@ -19,8 +19,7 @@ from helix_store import (
     SessionState,
     StateStore,
 )
-from helix_store.core.contracts import REQUIRED_METHODS
-from helix_store.core.manager_contracts import ChunkReader, ChunkWriter, HeldLock, StreamManager
+from helix_store.core.contracts import REQUIRED_METHODS, ChunkReader, ChunkWriter, HeldLock, StreamManager
 from tests.cells import for_each
 
 

@@ -11,7 +11,7 @@ from asgiref.sync import async_to_sync
 from django.db import connections
 from django.test import override_settings
 
-from helix_store.core.manager_contracts import StreamManager
+from helix_store.core.contracts import StreamManager
 from helix_store.core.streams import LONGEST_SECONDS
 from helix_store.models import Stream
 from helix_store.stores import DatabaseStreamManager

@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from django.db import DEFAULT_DB_ALIAS
 from pytest_django import DjangoDbBlocker
 
-from helix_store.contrib.langgraph import plain
+from helix_store.contrib.langgraph import catalogue
 from tests.databases import ALIASES, close_connections, delete_all_rows
 from tests.test_layout import NOT_IN_DEV
 
@@ -46,7 +46,7 @@ def test_the_examples_of_a_page_run(
 ) -> None:
     pytest.importorskip(NOT_IN_DEV.get(f"helix_store.contrib.{page.stem.replace('-', '_')}", "django"))
     # An example registers a type for the whole process; the tests after it must not find it.
-    monkeypatch.setattr(plain, "_registered", set(plain._registered))
+    monkeypatch.setattr(catalogue, "_registered", set(catalogue._registered))
     namespace: dict[str, object] = {"__name__": f"example_of_{page.stem}"}
     text = page.read_text()
     for block in BLOCK.finditer(text):

@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from helix_store.core.contracts import StateStore, UsageStore
-from helix_store.core.manager_contracts import LockManager
+from helix_store.core.contracts import LockManager, StateStore, UsageStore
 from helix_store.core.types import SessionState, StatusConflict, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource
 from tests.faults.history import Event, History

@@ -123,7 +123,7 @@ ELSEWHERE: Final = {
     "helix_store.core.contracts.require_state_store": _PURE,
     "helix_store.core.ids.checkpoint_id": _PURE,
     "helix_store.core.ids.parse_checkpoint_id": _PURE,
-    "helix_store.core.merging.merge_changes": _PURE,
+    "helix_store.core.patches.merge_changes": _PURE,
     "helix_store.core.patches.apply_patches": _PURE,
     "helix_store.core.payloads.decode": _PURE,
     "helix_store.core.payloads.encode": _PURE,

@@ -13,7 +13,7 @@ from helix_store.contrib.session_search import IndexSessionSearch
 from helix_store.engine.database import Database
 from helix_store.exceptions import NotSupportedOnBackend
 from helix_store.models import Session
-from helix_store.sessions.heads import HAS_INDEX
+from helix_store.sessions.lists import HAS_INDEX
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 from tests.plans.explained import plans_of

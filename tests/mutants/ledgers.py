@@ -38,7 +38,6 @@ _CHECKS: Final = ("tests/frameworks/test_payload_checks.py",)
 _LANE: Final = named("tests/items/test_item_log.py", "a_whole_lane")
 
 _STEPS: Final = "sessions/steps.py"
-_REQUESTS: Final = "sessions/state.py"
 _MEMORY_STEPS: Final = "sessions/memory.py"
 _USAGE: Final = "usage/ledger.py"
 _ENTRIES: Final = "usage/ledger.py"
@@ -76,15 +75,15 @@ LEDGERS: Final = (
         _OPERATIONS,
     ),
     Mutant("operation", _STEPS, "step, is_repeat=True)", "step, is_repeat=False)", _LOST_COMMITS),
-    Mutant("operation", _REQUESTS, "            self.encoded.payload,\n", "", _OPERATIONS),
-    Mutant("operation", _REQUESTS, "            self.encoded.envelope,\n", "", _OPERATIONS),
-    Mutant("operation", _REQUESTS, "            self.info.step_id,\n", "", _OPERATIONS),
-    Mutant("operation", _REQUESTS, "            str(self.info.stream_sequence),\n", "", _OPERATIONS),
-    Mutant("operation", _REQUESTS, '            self.run_id or "",\n', "", _OPERATIONS),
+    Mutant("operation", _STEPS, "            self.encoded.payload,\n", "", _OPERATIONS),
+    Mutant("operation", _STEPS, "            self.encoded.envelope,\n", "", _OPERATIONS),
+    Mutant("operation", _STEPS, "            self.info.step_id,\n", "", _OPERATIONS),
+    Mutant("operation", _STEPS, "            str(self.info.stream_sequence),\n", "", _OPERATIONS),
+    Mutant("operation", _STEPS, '            self.run_id or "",\n', "", _OPERATIONS),
     Mutant(
-        "operation", _REQUESTS, ", *(message.text for message in self.encoded_messages)):", ",):", _OPERATIONS
+        "operation", _STEPS, ", *(message.text for message in self.encoded_messages)):", ",):", _OPERATIONS
     ),
-    Mutant("operation", _REQUESTS, 'len(data).to_bytes(8, "big") + data', "data", _OPERATIONS),
+    Mutant("operation", _STEPS, 'len(data).to_bytes(8, "big") + data', "data", _OPERATIONS),
     Mutant(
         "operation",
         _MEMORY_STEPS,
@@ -179,7 +178,7 @@ LEDGERS: Final = (
     ),
     Mutant("turn", "sessions/statements.py", " AND k.step_count = r.step_count\n", "\n", _REST),
     Mutant("turn", "sessions/statements.py", "AND k.message_count = s.message_count\n", "\n", _REST),
-    Mutant("turn", "sessions/heads.py", "not (has_due_posts or ", "not (False or ", _REST),
+    Mutant("turn", _STEPS, "not (has_due_posts or ", "not (False or ", _REST),
     Mutant("turn", "stores/turn.py", "        turn._require_open(opened.state)\n", "", _PROGRESS),
     Mutant("turn", "stores/turn.py", "            self._turn._commit_failed(self, exc)\n", "", _PROGRESS),
     Mutant(
@@ -264,7 +263,7 @@ LEDGERS: Final = (
     ),
     Mutant(
         "budget",
-        "stores/spending.py",
+        "stores/turn.py",
         "is_guarded=is_guarded)\n        except",
         "is_guarded=False)\n        except",
         _CAPS,

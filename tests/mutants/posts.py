@@ -62,7 +62,7 @@ POSTS: Final = (
     Mutant("post", "stores/session.py", "if has_open_calls(", "if False and has_open_calls(", _OPEN_CALLS),
     Mutant(
         "post",
-        "sessions/state.py",
+        _STEPS,
         "if self.continued is None or not has_due_posts:",
         "if self.continued is None or has_due_posts:",
         _GOES_ON + _NOT_DUE,

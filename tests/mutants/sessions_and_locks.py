@@ -63,7 +63,7 @@ _TAKEOVERS: Final = ("tests/concurrency/test_fencing.py",)
 _LOCK_ORDER: Final = ("tests/faults_found/test_lock_order.py",)
 _CITUS: Final = ("tests/deployments/test_citus_form.py",)
 
-_GUARDS: Final = "core/guards.py"
+_GUARDS: Final = "core/validation.py"
 _RULES: Final = "sessions/runs.py"
 _WAITING: Final = "sessions/waiting.py"
 _SESSIONS: Final = "sessions/statements.py"

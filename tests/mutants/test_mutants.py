@@ -43,7 +43,7 @@ SQL: Final = (
     "streams/chunks.py",
     "usage/ledger.py",
 )
-PURE: Final = ("core/guards.py", "sessions/runs.py", "sessions/waiting.py")
+PURE: Final = ("core/validation.py", "sessions/runs.py", "sessions/waiting.py")
 
 
 def _lines_of(mutant: Mutant) -> set[int]:

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helix_store.core.limits import Limits
-from helix_store.core.merging import (
+from helix_store.core.patches import (
+    apply_patches,
     merge_changes,
     promote_staged,
     with_staged,
 )
-from helix_store.core.patches import apply_patches
 from helix_store.core.payloads import copy_json, encode
 from helix_store.core.types import StagedChanges
 from helix_store.exceptions import (

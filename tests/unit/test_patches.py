@@ -14,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helix_store.core.limits import MAX_DEPTH, Limits
-from helix_store.core.merging import merge_changes, promote_staged
 from helix_store.core.patches import (
     MAX_COPIED_BYTES,
     MAX_MOVED_ELEMENTS,
@@ -23,6 +22,8 @@ from helix_store.core.patches import (
     apply_patches,
     check_staged_patches,
     json_equal,
+    merge_changes,
+    promote_staged,
 )
 from helix_store.core.payloads import encode
 from helix_store.core.types import StagedChanges

@@ -20,8 +20,14 @@ from helix_store.exceptions import (
     InvalidPayload,
     LimitExceeded,
 )
-from helix_store.sessions.reading import checkpoint_state, current_state
-from helix_store.sessions.state import WRITTEN_COLUMNS, delta_between, encode_state, split
+from helix_store.sessions.state import (
+    WRITTEN_COLUMNS,
+    checkpoint_state,
+    current_state,
+    delta_between,
+    encode_state,
+    split,
+)
 from tests.cells import for_each
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -35,11 +35,11 @@ from helix_store.checkpointers.graph.types import (
 )
 from helix_store.checkpointers.snapshots import optional_count
 from helix_store.core import moments, validation
-from helix_store.core.guards import Guard, guard
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT, MAX_TITLE_BYTES, Limits
 from helix_store.core.payloads import size_of
 from helix_store.core.types import BRANCHED_FROM, UNSET, CheckpointSource, Unset
+from helix_store.core.validation import Guard, guard
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database, DatabaseOperations, writes
 from helix_store.engine.errors import is_unique_violation

@@ -2,12 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from helix_store.contrib._lazy import lazily
+from helix_store.contrib._frameworks import lazily
 
 if TYPE_CHECKING:
-    from helix_store.contrib.agent_framework.checkpoints import DjangoCheckpointStorage
-    from helix_store.contrib.agent_framework.history import DjangoHistoryProvider
-    from helix_store.contrib.agent_framework.sessions import DjangoAgentSessions, DjangoSessionStore
+    from helix_store.contrib.agent_framework.sessions import (
+        DjangoAgentSessions,
+        DjangoCheckpointStorage,
+        DjangoHistoryProvider,
+        DjangoSessionStore,
+    )
 
 __all__ = ["DjangoAgentSessions", "DjangoCheckpointStorage", "DjangoHistoryProvider", "DjangoSessionStore"]
 
@@ -15,8 +18,8 @@ __getattr__ = lazily(
     __name__,
     "Microsoft Agent Framework",
     "agent-framework",
-    DjangoCheckpointStorage="checkpoints",
-    DjangoHistoryProvider="history",
+    DjangoCheckpointStorage="sessions",
+    DjangoHistoryProvider="sessions",
     DjangoAgentSessions="sessions",
     DjangoSessionStore="sessions",
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from helix_store.contrib.chat.chat import Chat
     from helix_store.contrib.chat.out import Out
     from helix_store.contrib.chat.turns import ChatTurn, Client
+    from helix_store.contrib.chat.views import Chat
 
 __all__ = ["Chat", "ChatTurn", "Client", "Out"]
 
@@ -17,7 +17,7 @@ if not TYPE_CHECKING:  # If a type checker sees this function, it accepts every 
         # The package is an app, so importing it must not import models.
         from importlib import import_module
 
-        homes = {"Chat": "chat", "Out": "out", "ChatTurn": "turns", "Client": "turns"}
+        homes = {"Chat": "views", "Out": "out", "ChatTurn": "turns", "Client": "turns"}
         if name not in homes:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{homes[name]}"), name)

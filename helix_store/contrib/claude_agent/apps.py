@@ -1,7 +1,7 @@
-from helix_store.contrib import _apps
+from helix_store.contrib import _frameworks
 
 
-class ClaudeAgentConfig(_apps.FrameworkConfig):
+class ClaudeAgentConfig(_frameworks.FrameworkConfig):
     name = "helix_store.contrib.claude_agent"
     label = "helix_store_claude_agent"
     verbose_name = "Claude Agent SDK"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from helix_store.contrib._lazy import lazily
+from helix_store.contrib._frameworks import lazily
 
 if TYPE_CHECKING:
     from helix_store.contrib.google_adk.service import DjangoSessionService

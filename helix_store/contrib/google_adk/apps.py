@@ -1,7 +1,7 @@
-from helix_store.contrib import _apps
+from helix_store.contrib import _frameworks
 
 
-class GoogleADKConfig(_apps.FrameworkConfig):
+class GoogleADKConfig(_frameworks.FrameworkConfig):
     name = "helix_store.contrib.google_adk"
     label = "helix_store_google_adk"
     verbose_name = "Google ADK"

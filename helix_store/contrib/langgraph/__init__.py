@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from helix_store.contrib._lazy import lazily
+from helix_store.contrib._frameworks import lazily
 
 if TYPE_CHECKING:
+    from helix_store.contrib.langgraph.catalogue import register_types
     from helix_store.contrib.langgraph.chat import chat_answer
-    from helix_store.contrib.langgraph.plain import register_types
     from helix_store.contrib.langgraph.saver import DjangoSaver
     from helix_store.contrib.langgraph.store import DjangoStore
     from helix_store.contrib.langgraph.usage import UsageRecorder
@@ -22,5 +22,5 @@ __getattr__ = lazily(
     DjangoStore="store",
     UsageRecorder="usage",
     chat_answer="chat",
-    register_types="plain",
+    register_types="catalogue",
 )

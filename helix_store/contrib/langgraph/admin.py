@@ -31,13 +31,13 @@ from helix_store.admin.elements import (
     under,
 )
 from helix_store.admin.filters import EntryTenantFilter
+from helix_store.contrib.langgraph.catalogue import PLAIN_TYPES
 from helix_store.contrib.langgraph.models import (
     LangGraphCheckpoint,
     LangGraphMemory,
     LangGraphValue,
     LangGraphWrite,
 )
-from helix_store.contrib.langgraph.plain import PLAIN_TYPES
 from helix_store.core import moments
 from helix_store.reports.payloads import payload_of
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from helix_store.contrib import _apps
+from helix_store.contrib import _frameworks
 
 if TYPE_CHECKING:
     from helix_store.transfer.sources import ForeignSource, Origin
 
 
-class LangGraphConfig(_apps.FrameworkConfig):
+class LangGraphConfig(_frameworks.FrameworkConfig):
     name = "helix_store.contrib.langgraph"
     label = "helix_store_langgraph"
     verbose_name = "LangGraph"

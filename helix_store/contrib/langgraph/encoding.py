@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from helix_store.adapters import session_id_for
-from helix_store.contrib.langgraph.plain import PLAIN_TYPES
+from helix_store.contrib.langgraph.catalogue import PLAIN_TYPES
 from helix_store.core import moments, validation
 from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES, MAX_METADATA_BYTES
 from helix_store.core.payloads import TOO_LONG_INTEGER, check_call_bytes, size_of

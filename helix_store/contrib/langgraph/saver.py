@@ -13,11 +13,12 @@ import json
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn, Self
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import F
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -52,7 +53,6 @@ from helix_store.contrib.langgraph.encoding import (
     read_writes,
     searchable_filter,
 )
-from helix_store.contrib.langgraph.lifecycle import AcceptsLifecycle
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
 from helix_store.contrib.langgraph.statements import (
     CHAIN,
@@ -73,8 +73,8 @@ from helix_store.contrib.langgraph.statements import (
     select,
 )
 from helix_store.core import validation
-from helix_store.core.guards import guard
 from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES
+from helix_store.core.validation import guard
 from helix_store.engine.async_twins import async_iterator_twin, async_twin
 from helix_store.engine.database import Call, Database, Rows
 from helix_store.engine.expressions import list_parameter
@@ -82,6 +82,42 @@ from helix_store.engine.statement import Statement
 from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound, shown_id
 from helix_store.locks import DatabaseLockManager, hold_fence
 from helix_store.sessions.locking import touch_session
+
+
+class _Nothing:
+    """The result of `setup`, which async code awaits and sync code ignores."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
+
+
+class AcceptsLifecycle:
+    """A saver or store that works without ``setup()``, ``with`` and ``async with``, but also accepts them."""
+
+    @classmethod
+    def from_conn_string(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise `ImproperlyConfigured`: the database is one of the project's ``DATABASES``."""
+        raise ImproperlyConfigured(
+            f"{cls.__name__} uses the connections of Django, so that its writes can join your transactions: "
+            f'add the database to DATABASES, and pass its alias, as in {cls.__name__}(using="default").'
+        )
+
+    def setup(self) -> _Nothing:
+        """Do nothing: ``python manage.py migrate`` creates the tables. Async code may await the result."""
+        return _Nothing()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: each call has released its connection."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Do nothing: each call has released its connection."""
+
 
 _logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 import ormsgpack
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from helix_store.contrib.langgraph.catalogue import importable_type
 from helix_store.contrib.langgraph.encoding import (
     AGENT_TYPE,
     CheckpointAddress,
@@ -22,7 +23,6 @@ from helix_store.contrib.langgraph.encoding import (
     long_id,
 )
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
-from helix_store.contrib.langgraph.plain import importable_type
 from helix_store.core import validation
 from helix_store.core.limits import MAX_METADATA_BYTES
 from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery

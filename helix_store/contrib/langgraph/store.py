@@ -25,7 +25,6 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
-from helix_store.contrib.langgraph.lifecycle import AcceptsLifecycle
 from helix_store.contrib.langgraph.memories import (
     Address,
     Memories,
@@ -38,6 +37,7 @@ from helix_store.contrib.langgraph.memories import (
     namespace_text,
     sweep,
 )
+from helix_store.contrib.langgraph.saver import AcceptsLifecycle
 from helix_store.contrib.langgraph.vectors.index import Embedded, Index
 from helix_store.core import validation
 from helix_store.core.limits import MAX_CALL_ITEMS, MAX_ID_BYTES

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from helix_store.contrib._lazy import lazily
+from helix_store.contrib._frameworks import lazily
 
 if TYPE_CHECKING:
     from helix_store.contrib.openai_agents.run_states import RunStateClaim, RunStateStore, StoredRunState

@@ -1,7 +1,7 @@
-from helix_store.contrib import _apps
+from helix_store.contrib import _frameworks
 
 
-class OpenAIAgentsConfig(_apps.FrameworkConfig):
+class OpenAIAgentsConfig(_frameworks.FrameworkConfig):
     name = "helix_store.contrib.openai_agents"
     label = "helix_store_openai_agents"
     verbose_name = "OpenAI Agents"

@@ -22,12 +22,12 @@ from agents.usage import RequestUsage, Usage
 from helix_store.adapters import SessionAdapter, session_id_for
 from helix_store.contrib.item_storage import record_usage
 from helix_store.core import validation
-from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.payloads import copy_json
 from helix_store.core.types import UsageKind, UserId
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.core.validation import guard
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload
 from helix_store.items import ItemLog, StoredItem, item_key, lane_name

@@ -1,7 +1,7 @@
-from helix_store.contrib import _apps
+from helix_store.contrib import _frameworks
 
 
-class PydanticAIConfig(_apps.FrameworkConfig):
+class PydanticAIConfig(_frameworks.FrameworkConfig):
     name = "helix_store.contrib.pydantic_ai"
     label = "helix_store_pydantic_ai"
     verbose_name = "Pydantic AI"

@@ -6,7 +6,7 @@ It has no tables. As a Django app, it shows the conversations of these sessions 
 
 from typing import TYPE_CHECKING
 
-from helix_store.contrib._lazy import lazily
+from helix_store.contrib._frameworks import lazily
 
 if TYPE_CHECKING:
     from helix_store.contrib.strands.repository import DjangoSessionRepository, DjangoStorage

@@ -1,7 +1,7 @@
-from helix_store.contrib import _apps
+from helix_store.contrib import _frameworks
 
 
-class StrandsConfig(_apps.FrameworkConfig):
+class StrandsConfig(_frameworks.FrameworkConfig):
     name = "helix_store.contrib.strands"
     label = "helix_store_strands"
     verbose_name = "Strands Agents"

@@ -11,7 +11,7 @@ import ormsgpack
 import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from helix_store.contrib.langgraph import DjangoSaver, plain, register_types
+from helix_store.contrib.langgraph import DjangoSaver, catalogue, register_types
 from helix_store.exceptions import InvalidPayload
 from helix_store.models import Session
 from helix_store.transfer import ImportSummary
@@ -72,7 +72,7 @@ def test_the_types_of_the_serializers_of_langgraph_are_imported(
 @pytest.fixture
 def own_type() -> Iterator[str]:
     yield "arrow+zstd"
-    plain._registered.discard("arrow+zstd")
+    catalogue._registered.discard("arrow+zstd")
 
 
 def test_a_type_of_a_serializer_of_the_project_is_imported_once_it_is_registered(

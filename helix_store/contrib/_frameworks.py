@@ -1,4 +1,6 @@
-"""Names that are imported on first use, so that an app can be installed without its framework."""
+"""What the packages of frameworks share: the base of their app configs, and names that are imported on first
+use, so that an app can be installed without its framework.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,23 @@ from importlib import import_module
 from importlib.metadata import packages_distributions, version
 from typing import Any
 
-from django.apps import apps
+from django.apps import AppConfig, apps
 from django.core.exceptions import ImproperlyConfigured
+
+
+class FrameworkConfig(AppConfig):
+    """An app that registers the ``TABLES`` and the ``CONVERSATION`` of its module ``catalogue``."""
+
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from helix_store.catalogue import register_conversation, register_table
+
+        catalogue = import_module(f"{self.name}.catalogue")
+        for table in getattr(catalogue, "TABLES", ()):
+            register_table(table)
+        if conversation := getattr(catalogue, "CONVERSATION", None):
+            register_conversation(conversation)
 
 
 def lazily(
