@@ -9,11 +9,12 @@ import functools
 import re
 import sqlite3
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from helix_store.core.limits import Limits
 from helix_store.core.streams import StreamOptions
@@ -41,6 +42,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "CHAT_THREADS": 8,
     "CHAT_FLUSH_MS": 40,
     "ANSWER_PAGES": False,
+    "ADMIN_TENANTS": None,
 }
 
 TENANT_POLICY: Final = "helix_store_tenant"
@@ -193,6 +195,23 @@ def chat_flush_ms() -> int:
 def answer_pages() -> bool:
     """Return whether `helix_store.urls` serves pages on which people answer approvals."""
     return get("ANSWER_PAGES") is True
+
+
+def admin_tenants() -> Callable[[Any], Any] | None:
+    """Return the function that returns the tenants of a request to the admin, or ``None`` for all tenants."""
+    given = get("ADMIN_TENANTS")
+    if given is None or callable(given):
+        return given  # type: ignore[no-any-return]
+    problem = 'HELIX_STORE["ADMIN_TENANTS"] must be None, a callable, or the dotted path of a callable'
+    if not isinstance(given, str):
+        raise ImproperlyConfigured(f"{problem}.")
+    try:
+        found = import_string(given)
+    except ImportError as exc:
+        raise ImproperlyConfigured(f"{problem}: {exc}.") from exc
+    if not callable(found):
+        raise ImproperlyConfigured(f"{problem}: {given} is not callable.")
+    return found  # type: ignore[no-any-return]
 
 
 def is_citus(database: Mapping[str, Any]) -> bool:

@@ -100,11 +100,18 @@ class Action:
     guard: ClassVar[str | None] = None
     is_destructive: ClassVar[bool] = False
     warning: ClassVar[StrOrPromise] = ""
+    is_of_tenants: ClassVar[bool] = False
+    """If true, the action on a table respects the tenants that it receives. The admin offers no other one to
+    users who may not see all tenants (``HELIX_STORE["ADMIN_TENANTS"]``).
+    """
     is_in_section: ClassVar[bool] = False
     """If true, a section of the session page offers the action; otherwise it is a button at the top."""
 
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
-        """Run the action on the row, or on the table if ``row`` is ``None``, with the form's cleaned data."""
+        """Run the action on the row, or on the table if ``row`` is ``None``, with the form's cleaned data.
+
+        On a table, the data may contain ``tenants``: the tenants to which the action is limited.
+        """
         raise NotImplementedError
 
     def is_permitted(self, user: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +15,11 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.sessions import Action, Outcome
 from helix_store.budgets import checked_definition
 from helix_store.cleanup.expiry import expired_session_cleanup
+from helix_store.cleanup.workspaces import CleanupSummary
 from helix_store.core import validation
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.models import Budget, Lock, Session, Stream
-from helix_store.stores import DatabaseBudgetStore, DatabaseLockManager
+from helix_store.stores import DatabaseBudgetStore, DatabaseLockManager, DatabaseStateStore
 from helix_store.streams.database import prune_streams
 
 if TYPE_CHECKING:
@@ -80,9 +81,16 @@ class BudgetForm(LimitForm):
 
     field_order = ("name", "tenant")
 
+    tenants: Collection[str] | None = None
+    """The tenants that may get a budget; ``None`` means all."""
+
     def clean(self) -> dict[str, Any]:
         given = super().clean()
         if self.errors:
+            return given
+        if self.tenants is not None and given["tenant"] not in self.tenants:
+            # Before the lookup, which would reveal the names of budgets.
+            self.add_error("tenant", _("You may not act on this tenant."))
             return given
         try:
             store = DatabaseBudgetStore(tenant=validation.tenant(given["tenant"]))
@@ -101,6 +109,7 @@ class AddBudget(Action):
     model = Budget
     permission = "add"
     form = BudgetForm
+    is_of_tenants = True
 
     def call(self, row: None, given: Mapping[str, Any]) -> Outcome:
         store = DatabaseBudgetStore(tenant=given["tenant"])
@@ -184,6 +193,7 @@ class ForceRelease(Action):
 
 class CleanUp(Action):
     name = "clean-up"
+    is_of_tenants = True
     label = _("Clean up expired sessions")
     model = Session
     is_destructive = True
@@ -193,7 +203,7 @@ class CleanUp(Action):
     )
 
     def call(self, row: None, given: Mapping[str, Any]) -> Outcome:
-        summary = expired_session_cleanup(limit=_SESSIONS_AT_ONCE)
+        summary = self._clean_up(given.get("tenants"))
         return Outcome(
             message=format_lazy(
                 _(
@@ -209,6 +219,18 @@ class CleanUp(Action):
             level=levels.WARNING if summary.errors else levels.SUCCESS,
         )
 
+    def _clean_up(self, tenants: Collection[str] | None) -> CleanupSummary:
+        if tenants is None:
+            return expired_session_cleanup(limit=_SESSIONS_AT_ONCE)
+        summary = CleanupSummary()
+        for tenant in tenants:
+            if summary.detected == _SESSIONS_AT_ONCE:
+                break
+            rest = _SESSIONS_AT_ONCE - summary.detected
+            store = DatabaseStateStore(tenant=tenant)
+            summary = summary.plus(**expired_session_cleanup(state_store=store, limit=rest).to_dict())
+        return summary
+
 
 class AgeForm(forms.Form):
     days = forms.IntegerField(
@@ -218,6 +240,7 @@ class AgeForm(forms.Form):
 
 class PruneStreams(Action):
     name = "prune-streams"
+    is_of_tenants = True
     label = _("Prune streams")
     model = Stream
     permission = "delete"
@@ -226,13 +249,18 @@ class PruneStreams(Action):
     warning = _("The chunks of these streams are removed. The streams and the sessions stay.")
 
     def call(self, row: None, given: Mapping[str, Any]) -> Outcome:
-        pruned = prune_streams(older_than=timedelta(days=given["days"]))
+        tenants = given.get("tenants")
+        age = timedelta(days=given["days"])
+        pruned = [
+            prune_streams(older_than=age, tenant=tenant)
+            for tenant in ([None] if tenants is None else tenants)
+        ]
         return Outcome(
             message=format_lazy(
                 _("Removed {chunks} chunks of {streams} streams; failed {failed} streams without a writer."),
-                chunks=pruned.chunks,
-                streams=pruned.streams,
-                failed=pruned.failed,
+                chunks=sum(each.chunks for each in pruned),
+                streams=sum(each.streams for each in pruned),
+                failed=sum(each.failed for each in pruned),
             )
         )
 

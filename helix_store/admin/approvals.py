@@ -12,7 +12,7 @@ from django.db.models.functions import Substr
 from django.http import HttpRequest
 
 from helix_store.actions.answers import People
-from helix_store.admin.base import MOST_TENANTS, known_tenants, of_tenants
+from helix_store.admin.base import MOST_TENANTS, Scope, of_tenants
 from helix_store.admin.elements import distance, moment_of_epoch, one_line
 from helix_store.admin.filters import LONGEST_CALLS, waiting_for_person
 from helix_store.admin.operating import OperatedAdmin
@@ -52,15 +52,15 @@ class OpenCall:
         return f"{address}?{urlencode({'session': self.session_key, 'call': self.key}, errors='replace')}"
 
 
-def answerable_calls(using: str, user: Any) -> tuple[list[OpenCall], bool]:
+def answerable_calls(scope: Scope, user: Any) -> tuple[list[OpenCall], bool]:
     """Return the calls that a user may answer, and whether there may be others.
 
     The sessions with the earliest deadlines come first, and then those that have waited for the longest time.
     Calls that need somebody else are left out: they have another requester, a permission that the user does
     not have, or the user's approval already. This takes a bounded number of statements.
     """
-    sessions = Session.objects.using(using)
-    tenants = known_tenants(Session, using)
+    sessions = scope.rows(Session)
+    tenants = scope.known_tenants(Session)
     waiting = waiting_for_person(sessions)
     if len(tenants) <= MOST_TENANTS:
         waiting = of_tenants(waiting, tenants)
@@ -110,7 +110,7 @@ def inbox(page: OperatedAdmin, request: HttpRequest, address: str) -> dict[str, 
 
     An answer leads to the call after it.
     """
-    calls, has_more = answerable_calls(page.alias, request.user)
+    calls, has_more = answerable_calls(page.scope(request), request.user)
     place = next((place for place, call in enumerate(calls) if call.is_named(request)), 0)
     people = People.of_actors(call.requester for call in calls)
     now = moments.now()

@@ -9,7 +9,9 @@ answers only the lookups of its filters and links, each with one value that the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import urlencode
@@ -21,12 +23,18 @@ from django.contrib.admin.sites import site
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.contrib.auth import get_permission_codename
-from django.core.exceptions import FieldDoesNotExist, PermissionDenied, SuspiciousOperation, ValidationError
+from django.core.exceptions import (
+    FieldDoesNotExist,
+    ImproperlyConfigured,
+    PermissionDenied,
+    SuspiciousOperation,
+    ValidationError,
+)
 from django.core.paginator import Paginator
 from django.db import router
 from django.db.models import Field, Max, Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver, path, reverse
 from django.utils.functional import cached_property
@@ -35,6 +43,7 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from helix_store import conf
 from helix_store.admin.elements import LABELS, identifier, link
 from helix_store.core import validation
 from helix_store.core.limits import MAX_TITLE_BYTES
@@ -52,17 +61,95 @@ NEWEST_FILTERED: Final = 100_000
 """The number of rows that a filter covers if there are too many tenants to search each of them."""
 
 
+_logger = logging.getLogger(__name__)
+
+
+def permitted_tenants(request: HttpRequest) -> tuple[str, ...] | None:
+    """Return the tenants that the user of a request may see, in order, or ``None`` for all tenants.
+
+    ``HELIX_STORE["ADMIN_TENANTS"]`` decides, once for each request. If it raises an error, the error is
+    logged and the user sees no tenant. Raise `ImproperlyConfigured` if it returns anything else than tenants.
+    """
+    if not hasattr(request, "helix_store_tenants"):
+        request.helix_store_tenants = _asked_tenants(request)  # type: ignore[attr-defined]
+    return cast("tuple[str, ...] | None", request.helix_store_tenants)  # type: ignore[attr-defined]
+
+
+def _asked_tenants(request: HttpRequest) -> tuple[str, ...] | None:
+    function = conf.admin_tenants()
+    if function is None:
+        return None
+    try:
+        found = function(request)
+    except Exception:
+        _logger.exception('HELIX_STORE["ADMIN_TENANTS"] failed; the user sees no tenant.')
+        return ()
+    return None if found is None else _checked_tenants(found)
+
+
+def _checked_tenants(found: Any) -> tuple[str, ...]:
+    problem = 'The function of HELIX_STORE["ADMIN_TENANTS"] must return None or a collection of tenants'
+    if isinstance(found, str | bytes) or not isinstance(found, Collection):
+        raise ImproperlyConfigured(f"{problem}, not {type(found).__name__}.")
+    try:
+        return tuple(sorted({validation.tenant(tenant) for tenant in found}))
+    except (InvalidPayload, LimitExceeded) as exc:
+        raise ImproperlyConfigured(f"{problem}: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The rows that a page may show: those of a database and, unless ``tenants`` is ``None``, of these
+    tenants.
+
+    Example::
+
+        scope = Scope("default", ("acme",))
+        print(scope.rows(Session).count(), "sessions of acme")
+    """
+
+    using: str
+    tenants: tuple[str, ...] | None = None
+
+    def rows(self, model: type[Model]) -> QuerySet[Any]:
+        """Return the rows of a model."""
+        return self.of(model._default_manager.using(self.using))
+
+    def of(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Return those of the rows that are in the scope. A model without a tenant has none."""
+        if self.tenants is None:
+            return rows
+        model: Any = rows.model
+        path = _path_of_tenant(model)
+        if path is None or not self.tenants:
+            return rows.none()
+        if len(self.tenants) == 1:
+            return rows.filter(**{path: self.tenants[0]})
+        return rows.filter(**{f"{path}__in": self.tenants})
+
+    def known_tenants(self, model: type[Model]) -> list[str]:
+        """Return the tenants of a table in order, at most one more than `MOST_TENANTS`.
+
+        This takes at most one statement. Tenants of a limited scope need not have rows.
+        """
+        if self.tenants is not None:
+            return list(self.tenants[: MOST_TENANTS + 1])
+        return [tenant for (tenant,) in Database(self.using, "").read(_tenants(model), {})]
+
+
+@lru_cache
+def _path_of_tenant(model: type[Model]) -> str | None:
+    """Return the lookup of the tenant from a model, if it has one."""
+    names = {field.name: field for field in model._meta.concrete_fields}
+    if "tenant" in names:
+        return "tenant"
+    is_of_session = "session" in names and names["session"].related_model is Session
+    return f"session{LOOKUP_SEP}tenant" if is_of_session else None
+
+
 @lru_cache
 def _tenants(model: type[Model]) -> Statement:
     return Statement(all_tenants(table(model), most=MOST_TENANTS))
-
-
-def known_tenants(model: type[Model], using: str) -> list[str]:
-    """Return the tenants of a table in order, at most one more than `MOST_TENANTS`.
-
-    This takes one statement.
-    """
-    return [tenant for (tenant,) in Database(using, "").read(_tenants(model), {})]
 
 
 def of_tenants(queryset: QuerySet[Any], tenants: list[str]) -> QuerySet[Any]:
@@ -93,6 +180,8 @@ def keys_in_order(
     columns = {name.removeprefix("-") for name in order}
     values = rows.order_by().values("id", *sorted(columns - {"id"}))
     parts = [values.filter(tenant=tenant_parameter(tenant)) for tenant in tenants]
+    if len(parts) == 1:
+        return [row["id"] for row in parts[0].order_by(*order)[start:stop]]
     if Database(rows.db, "").is_postgresql:
         # Without statistics, PostgreSQL would sort all rows. SQLite merges the rows itself, without limits.
         parts = [part.order_by(*order)[:stop] for part in parts]
@@ -262,12 +351,17 @@ class ReadOnlyAdmin(ModelAdmin):
         """The alias of the site's database, or of the one that the router chooses."""
         return getattr(self.admin_site, "database", None) or router.db_for_read(self.model)
 
-    def rows(self, model: type[Model]) -> QuerySet[Any]:
-        """Return all rows of a model, from the database of this page."""
-        return model._default_manager.using(self.alias)
+    def scope(self, request: HttpRequest) -> Scope:
+        """Return the database of this page and the tenants that the user may see."""
+        return Scope(self.alias, permitted_tenants(request))
+
+    def rows(self, request: HttpRequest, model: type[Model]) -> QuerySet[Any]:
+        """Return the rows of a model that the user may see, from the database of this page."""
+        return self.scope(request).rows(model)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return without_payloads(super().get_queryset(request).using(self.alias))
+        rows = super().get_queryset(request).using(self.alias)
+        return without_payloads(self.scope(request).of(rows))
 
     def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
         order = self.orders.get(request.GET.get("order", ""))
@@ -335,7 +429,10 @@ class ReadOnlyAdmin(ModelAdmin):
         return self.requested_row(request, object_id)
 
     def requested_row(self, request: HttpRequest, object_id: str) -> Any:
-        """Return the row that the URL names, or a redirect to the list if it does not exist."""
+        """Return the row that the URL names, or a redirect to the list if it does not exist.
+
+        Raise `Http404` for a missing row if the user may not see all tenants.
+        """
         row = self.get_object(request, unquote(object_id))
         if row is not None:
             return row
@@ -378,7 +475,11 @@ class ReadOnlyAdmin(ModelAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         # If `_to_field` were empty, Django would look for a column without a name.
-        return super().get_object(request, object_id, from_field or None)
+        found = super().get_object(request, object_id, from_field or None)
+        if found is None and permitted_tenants(request) is not None:
+            # The response is the same for a row of another tenant and for one that does not exist.
+            raise Http404
+        return found
 
     def may_view(self, request: HttpRequest, model: Any) -> bool:
         """Return whether the user may view rows of another model."""
@@ -493,7 +594,9 @@ class SessionChildAdmin(ReadOnlyAdmin):
 
     def _shown_session(self, request: HttpRequest) -> SafeString | str:
         # The lookup was allowed, so the key is a number and the user may view sessions.
-        session = self.rows(Session).filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
+        session = (
+            self.rows(request, Session).filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
+        )
         return "" if session is None else self.session_link(session)
 
     @admin.display(description=_("session"))

@@ -22,7 +22,14 @@ from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.base import MOST_TENANTS, is_searchable, known_tenants, newest_rows, of_tenants
+from helix_store.admin.base import (
+    MOST_TENANTS,
+    Scope,
+    is_searchable,
+    keys_in_order,
+    newest_rows,
+    of_tenants,
+)
 from helix_store.admin.elements import LABELS, lazy_name_of_status, name_of_status, one_line
 from helix_store.core import moments, validation
 from helix_store.core.moments import as_utc
@@ -145,7 +152,7 @@ class Found:
     is_bounded: bool = False
 
 
-def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
+def found_sessions(sessions: QuerySet[Any], term: str, scope: Scope) -> Found:
     """Return the sessions whose title, user, tags or id contain each word of the term."""
     words = term.split()[:_MOST_WORDS]
     if not words or not is_searchable(term):
@@ -154,7 +161,7 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
     db = Database(sessions.db, "")
     has_index = db.is_postgresql and db.read(HAS_INDEX, {}) == [(True,)]
     newest, is_bounded = (sessions, False) if has_index else newest_rows(sessions, NEWEST_SEARCHED)
-    tenants = known_tenants(Session, sessions.db)
+    tenants = scope.known_tenants(Session)
     indexed = of_tenants(sessions, tenants) if len(tenants) <= MOST_TENANTS else sessions
     by_index = [indexed.filter(session_id__gte=start, session_id__lt=end)]
     by_index.append(indexed.filter(user_id__isnull=False, user_id__gte=start, user_id__lt=end))
@@ -199,10 +206,10 @@ def start_of_day(*, days_ago: int = 0) -> datetime:
     return today - timedelta(days=days_ago)
 
 
-def overdue_posts(using: str, *, limit: int) -> dict[int, datetime]:
+def overdue_posts(scope: Scope, *, limit: int) -> dict[int, datetime]:
     """Return the due times of posts that a worker could have received, by the key of the session."""
     latest = moments.now() - _PATIENCE
-    due = find_due_sessions(Database(using, ""), limit, of_all=True)
+    due = find_due_sessions(Database(scope.using, ""), limit, of_all=True, tenants=scope.tenants)
     return {each.key: as_utc(each.due_at) for each in due if as_utc(each.due_at) <= latest}
 
 
@@ -211,6 +218,12 @@ class ChoiceFilter(SimpleListFilter):
 
     template = FILTER
     options: Any = ()
+    scope: Scope
+    """The rows that the list may show."""
+
+    def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
+        self.scope = model_admin.scope(request)
+        super().__init__(request, params, model, model_admin)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
         if self.value() not in {None, *(value for value, _label in self.options)}:
@@ -237,7 +250,7 @@ class TenantFilter(SimpleListFilter):
     """Parameters that have an index with few rows, which may be read for all tenants."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        self._tenants = known_tenants(model_admin.model, model_admin.get_queryset(request).db)
+        self._tenants = model_admin.scope(request).known_tenants(model_admin.model)
         self._needs_tenants = self.needs_tenants(request)
         if len(self._tenants) > MOST_TENANTS:
             self.template = TEXT_FILTER
@@ -302,8 +315,13 @@ class AgentTypeFilter(SimpleListFilter):
     newest = 1_000
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        sessions = Session.objects.using(model_admin.get_queryset(request).db)
+        scope = model_admin.scope(request)
+        sessions, tenants = scope.rows(Session), scope.known_tenants(Session)
         newest = sessions.order_by("-pk").values_list("agent_type", flat=True)[: self.newest]
+        if scope.tenants and len(tenants) <= MOST_TENANTS:
+            # In the order of their keys, the newest sessions may all be those of other tenants.
+            keys = keys_in_order(sessions, tenants, ORDERS[""][1:], start=0, stop=self.newest)
+            newest = sessions.filter(pk__in=keys).values_list("agent_type", flat=True)
         names = set(newest)
         if chosen := self.value():
             names.add(chosen)
@@ -355,7 +373,7 @@ class WaitingFilter(ChoiceFilter):
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         if value == "post":
-            return queryset.filter(pk__in=list(overdue_posts(queryset.db, limit=_MOST_FOUND)))
+            return queryset.filter(pk__in=list(overdue_posts(self.scope, limit=_MOST_FOUND)))
         waiting = waiting_for_person(queryset)
         return waiting.filter(pending_deadline__lte=moments.now()) if value == "late" else waiting
 
@@ -377,7 +395,8 @@ class ConditionFilter(ChoiceFilter):
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         conditions = _SEVERAL.get(value, (value,))
-        return queryset.filter(pk__in=list(find_keys(queryset.db, conditions)))
+        found = find_keys(self.scope.using, conditions, tenants=self.scope.tenants)
+        return queryset.filter(pk__in=list(found))
 
 
 class ExpiryFilter(ChoiceFilter):
@@ -391,7 +410,7 @@ class ExpiryFilter(ChoiceFilter):
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         now = moments.now()
-        sessions = Session.objects.using(queryset.db)
+        sessions: Any = self.scope.rows(Session)
         if value == "failed":
             found = sessions.filter(failure_reason=SESSION_EXPIRED, expires_at__isnull=False)
         elif value == "past":

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from django.db.models import OuterRef, QuerySet, Subquery
 
+from helix_store.admin.base import MOST_TENANTS, Scope
 from helix_store.core import moments
 from helix_store.core.types import NON_TERMINAL_STATUSES, RunStatus
 from helix_store.engine.database import Database
+from helix_store.engine.expressions import list_parameter
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Effect, Lock, Run, Session
 
@@ -27,6 +29,14 @@ _START: Final = Statement(
         (SELECT max(id) FROM {table(Effect)}),
         (SELECT count(*) FROM (SELECT id FROM {table(Run)}
             WHERE status = '{RunStatus.RUNNING.value}' LIMIT {_MOST_RUNNING}) AS running)"""
+)
+
+
+_NEWEST_OF_TENANT: Final = f"""(SELECT max(s.updated_at) FROM {table(Session)} AS s
+            WHERE s.tenant = tenants.value)"""
+_START_OF_TENANTS: Final = Statement(
+    f"SELECT max({_NEWEST_OF_TENANT}) FROM unnest(%(tenants)s::text[]) AS tenants(value)",
+    f"SELECT max({_NEWEST_OF_TENANT}) FROM json_each(%(tenants)s) AS tenants",
 )
 
 
@@ -51,9 +61,18 @@ def mark_of_session(sessions: QuerySet[Any], key: int) -> dict[str, Any] | None:
     return {"mark": _mark(row, is_running=is_running), "is_over": row[0] not in NON_TERMINAL_STATUSES}
 
 
-def mark_of_start(using: str) -> dict[str, Any]:
-    """Return a mark that changes when a session or an effect is created, and when a run starts or ends."""
-    (row,) = Database(using, "").read(_START, {})
+def mark_of_start(scope: Scope) -> dict[str, Any]:
+    """Return a mark that changes when a session or an effect is created, and when a run starts or ends.
+
+    For some of the tenants, it changes when one of their sessions changes, and every minute: no index finds
+    their newest runs and effects.
+    """
+    db = Database(scope.using, "")
+    if scope.tenants is not None:
+        tenants = list_parameter(db, list(scope.tenants[:MOST_TENANTS]))
+        (newest,) = db.read(_START_OF_TENANTS, {"tenants": tenants})
+        return {"mark": _mark(newest, is_running=True), "is_over": False}
+    (row,) = db.read(_START, {})
     return {"mark": _mark(row, is_running=bool(row[-1])), "is_over": False}
 
 

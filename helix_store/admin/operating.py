@@ -29,7 +29,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.sessions import Action, Outcome
-from helix_store.admin.base import ReadOnlyAdmin, refuse_surrogates
+from helix_store.actions.upkeep import BudgetForm
+from helix_store.admin.base import ReadOnlyAdmin, permitted_tenants, refuse_surrogates
 from helix_store.admin.elements import printable
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.exceptions import HelixStoreError
@@ -114,7 +115,9 @@ class OperatedAdmin(ReadOnlyAdmin):
         permitted = [each for each in operations if each.is_permitted(request.user)]
         if row is None:
             return [
-                Button(each, self.view_url(self.model, "table_operation", each.name)) for each in permitted
+                Button(each, self.view_url(self.model, "table_operation", each.name))
+                for each in permitted
+                if each.is_of_tenants or permitted_tenants(request) is None
             ]
         return [
             Button(each, self.view_url(self.model, "operation", row.pk, each.name), each.shown(row))
@@ -132,6 +135,9 @@ class OperatedAdmin(ReadOnlyAdmin):
             raise Http404
         if not self.has_view_permission(request) or not chosen.is_permitted(request.user):
             raise PermissionDenied
+        tenants = permitted_tenants(request) if object_id is None else None
+        if tenants is not None and not chosen.is_of_tenants:
+            raise PermissionDenied
         row = None if object_id is None else self.requested_row(request, object_id)
         if isinstance(row, HttpResponseRedirect):
             return row
@@ -140,9 +146,12 @@ class OperatedAdmin(ReadOnlyAdmin):
             form = chosen.form(request.POST)
         else:
             form = chosen.form(initial={**chosen.initial(row), **_named_by(request, chosen)})
+        limits = {} if tenants is None else {"tenants": tenants}
+        if isinstance(form, BudgetForm):
+            form.tenants = tenants
         is_confirmed = CONFIRMED in request.POST or not chosen.is_destructive
         if is_sent and form.is_valid() and is_confirmed and getattr(form, "is_seen", True):
-            return self._run(request, chosen, row, form.cleaned_data)
+            return self._run(request, chosen, row, {**form.cleaned_data, **limits})
         return self._confirmation(request, chosen, row, form)
 
     def _run(self, request: HttpRequest, operation: Action, row: Any, given: dict[str, Any]) -> HttpResponse:

@@ -309,7 +309,7 @@ class LockAdmin(OperatedAdmin):
         """Set, for each lock, the key of the session with the same name."""
         if not self.may_view(request, Session):
             return
-        sessions = self.rows(Session).filter(
+        sessions = self.rows(request, Session).filter(
             tenant__in={lock.tenant for lock in rows}, session_id__in={lock.name for lock in rows}
         )
         keys = {

@@ -135,7 +135,7 @@ class SessionTable(OperatedAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        found = found_sessions(queryset, search_term)
+        found = found_sessions(queryset, search_term, self.scope(request))
         request.found = found  # type: ignore[attr-defined]  # for `list_notes`
         if found.keys is None:
             return queryset, False
@@ -240,10 +240,10 @@ class CheckpointerTable(SessionTable):
         """Set the newest checkpoint of each session."""
         if not self.may_view(request, Checkpoint):
             return
-        checkpoints = self.rows(Checkpoint)
+        checkpoints = Checkpoint.objects.using(self.alias)
         # This takes two statements, because in one PostgreSQL may read the checkpoints of all sessions.
         newest = self.newest_first(checkpoints.filter(session_id=OuterRef("pk"))).values("pk")[:1]
-        keys = self.rows(Session).filter(pk__in=[each.pk for each in rows])
+        keys = Session.objects.using(self.alias).filter(pk__in=[each.pk for each in rows])
         found = checkpoints.filter(pk__in=list(keys.values_list(Subquery(newest), flat=True)))
         by_session = {row.session_id: row for row in without_payloads(found)}
         for session in rows:
@@ -564,7 +564,7 @@ class SessionPage(OperatedAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         key = unquote(object_id)
-        found = mark_of_session(self.rows(Session), int(key)) if is_key(key) else None
+        found = mark_of_session(self.rows(request, Session), int(key)) if is_key(key) else None
         if found is None:
             raise Http404
         return JsonResponse(found)
@@ -573,7 +573,7 @@ class SessionPage(OperatedAdmin):
         """Return the mark of the start page."""
         if not self.has_view_permission(request) or not self.may_view(request, Run):
             raise PermissionDenied
-        return JsonResponse(mark_of_start(self.alias))
+        return JsonResponse(mark_of_start(self.scope(request)))
 
     def approvals_view(self, request: HttpRequest) -> HttpResponse:
         """Return the inbox of a user who answers calls."""
@@ -637,7 +637,7 @@ class SessionPage(OperatedAdmin):
 
 def _live(view: SessionView) -> dict[str, Any] | None:
     """Return how the page stays up to date, or ``None`` if the session has ended."""
-    found = mark_of_session(view.page.rows(Session), view.session.pk)
+    found = mark_of_session(view.page.rows(view.request, Session), view.session.pk)
     if found is None or found["is_over"]:
         return None
     url = view.page.view_url(Session, "live", view.session.pk)

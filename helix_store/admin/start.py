@@ -27,8 +27,8 @@ from helix_store.actions.sessions import RUN_AGAIN
 from helix_store.admin.base import (
     MOST_TENANTS,
     ReadOnlyAdmin,
+    Scope,
     keys_in_order,
-    known_tenants,
     newest_rows,
     of_tenants,
 )
@@ -140,24 +140,25 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
     page = site.get_model_admin(Session)
     assert isinstance(page, OperatedAdmin)  # noqa: S101  for the type checker; no other admin is registered
     parts: dict[str, Any] = {}
+    scope = page.scope(request)
     may_view_runs = page.may_view(request, Run)
     if page.may_view(request, Session):
         if may_view_runs:
-            mark, url = mark_of_start(page.alias)["mark"], page.view_url(Session, "live_start")
+            mark, url = mark_of_start(scope)["mark"], page.view_url(Session, "live_start")
             parts["live"] = {"url": url, "mark": mark, "seconds": START_SECONDS}
-        sessions: QuerySet[Any] = without_payloads(page.rows(Session)).annotate(
+        sessions: QuerySet[Any] = without_payloads(scope.rows(Session)).annotate(
             title_start=start_of("title", _TITLE_LENGTH),
             failure_start=start_of("failure_reason", _CAUSE),
         )
         parts["needs"] = _needs(page, request, sessions, may_view_runs=may_view_runs)
-        parts["failures"] = list(_failures(page, sessions, may_view_runs=may_view_runs))
+        parts["failures"] = list(_failures(page, scope, sessions, may_view_runs=may_view_runs))
         parts["days"] = _DAYS
-    tiles = [_running(page, parts["needs"].keys)] if may_view_runs and "needs" in parts else []
+    tiles = [_running(page, scope, parts["needs"].keys)] if may_view_runs and "needs" in parts else []
     if page.may_view(request, Lock):
-        tiles.append(_oldest_lock(page, may_view_sessions=page.may_view(request, Session)))
+        tiles.append(_oldest_lock(page, scope, may_view_sessions=page.may_view(request, Session)))
     parts["tiles"] = [tile for tile in tiles if tile is not None]
     if page.may_view(request, UsageEntry):
-        parts["costs"] = _costs(page)
+        parts["costs"] = _costs(page, scope)
     return parts
 
 
@@ -166,13 +167,14 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
 
 def _needs(page: OperatedAdmin, request: HttpRequest, sessions: Any, *, may_view_runs: bool) -> Needs:
     needs = Needs(inbox_url=page.view_url(Session, "approvals") if ANSWER.is_permitted(request.user) else "")
-    _add_waiting(needs, page, sessions, may_view_runs=may_view_runs)
+    scope = page.scope(request)
+    _add_waiting(needs, page, scope, sessions, may_view_runs=may_view_runs)
     if page.may_view(request, Effect):
-        _add_effects(needs, page, sessions)
+        _add_effects(needs, page, scope, sessions)
     if may_view_runs:
         _add_stopped(needs, page, request, sessions)
     if page.may_view(request, Post):
-        found = overdue_posts(sessions.db, limit=_MOST_COUNTED + 1)
+        found = overdue_posts(scope, limit=_MOST_COUNTED + 1)
         overdue = {key: at for key, at in found.items() if key not in needs.keys}
         shown = sessions.in_bulk(list(overdue)[:_ROWS_SHOWN])
         url = page.list_url(Session, waiting="post")
@@ -185,10 +187,12 @@ def _needs(page: OperatedAdmin, request: HttpRequest, sessions: Any, *, may_view
     return needs
 
 
-def _add_waiting(needs: Needs, page: OperatedAdmin, sessions: Any, *, may_view_runs: bool) -> None:
+def _add_waiting(
+    needs: Needs, page: OperatedAdmin, scope: Scope, sessions: Any, *, may_view_runs: bool
+) -> None:
     """Add the sessions with open calls, the earliest deadline first, and then those of adapters."""
-    rows = Session.objects.using(sessions.db)
-    tenants = known_tenants(Session, sessions.db)
+    rows: Any = scope.rows(Session)
+    tenants = scope.known_tenants(Session)
     own = waiting_for_person(rows)
     if len(tenants) <= MOST_TENANTS:  # Otherwise the whole index of waiting sessions is read, which is small.
         own = of_tenants(own, tenants)
@@ -234,9 +238,9 @@ def _waiting_elsewhere(page: OperatedAdmin, session: Any) -> Need:
     )
 
 
-def _add_effects(needs: Needs, page: OperatedAdmin, sessions: Any) -> None:
+def _add_effects(needs: Needs, page: OperatedAdmin, scope: Scope, sessions: Any) -> None:
     """Add the effects that somebody must settle: no agent of these sessions can go on before."""
-    effects = unknown_effects(sessions.db)
+    effects = unknown_effects(scope)
     columns = ("session_id", "effect_id", "tool_name", "started_at")
     found = list(effects.values_list(*columns)[: _MOST_COUNTED + 1])
     shown = sessions.in_bulk([key for key, *_name in found[:_ROWS_SHOWN]])
@@ -263,7 +267,8 @@ def _add_effects(needs: Needs, page: OperatedAdmin, sessions: Any) -> None:
 
 def _add_stopped(needs: Needs, page: OperatedAdmin, request: HttpRequest, sessions: Any) -> None:
     """Add the sessions that have crashed, lost their worker or spent their budget, the longest first."""
-    stopped = find_keys(sessions.db, STOPPED, limit=_MOST_COUNTED + 1)
+    tenants = page.scope(request).tenants
+    stopped = find_keys(sessions.db, STOPPED, limit=_MOST_COUNTED + 1, tenants=tenants)
     found = {key: stuck for key, stuck in stopped.items() if key not in needs.keys}
     needs.keys.update(found)
     may_view_budgets = page.may_view(request, Budget)
@@ -311,17 +316,19 @@ def _run_again(
 # --- Failures by cause
 
 
-def _failures(page: ReadOnlyAdmin, sessions: Any, *, may_view_runs: bool) -> Iterator[dict[str, Any]]:
+def _failures(
+    page: ReadOnlyAdmin, scope: Scope, sessions: Any, *, may_view_runs: bool
+) -> Iterator[dict[str, Any]]:
     """Yield the most frequent causes of the past days. A failure of a run and its session counts once."""
     since = start_of_day(days_ago=_DAYS - 1)
     causes: dict[str, Cause] = {}
     seen: set[int] = set()
-    for key, error, at in _failed_runs(page, since) if may_view_runs else ():
+    for key, error, at in _failed_runs(scope, since) if may_view_runs else ():
         said = said_by(error)
         name = said.partition(":")[0] or gettext("no reason given")
         _count(causes, name, key, at, said.partition(":")[2].strip())
         seen.add(key)
-    for key, reason, at in _failed_sessions(sessions, since):
+    for key, reason, at in _failed_sessions(scope, sessions, since):
         if key not in seen:
             _count(causes, one_line(reason or "", _CAUSE) or gettext("no reason given"), key, at, "")
     shown = sorted(causes.values(), key=lambda cause: (-cause.count, cause.name))[:_CAUSES_SHOWN]
@@ -349,22 +356,33 @@ def _count(causes: dict[str, Cause], name: str, key: int, at: datetime, said: st
         cause.newest, cause.session_key, cause.said = at, key, said
 
 
-def _failed_runs(page: ReadOnlyAdmin, since: datetime) -> list[tuple[int, str | None, datetime]]:
-    """Return failures among the newest runs: no index covers the time at which runs end."""
-    runs = Run.objects.using(page.alias)
-    # SQLite would choose an index on another column.
-    newest = runs.order_by(NoIndexHint("pk").desc()).values("pk")[:NEWEST_RUNS]
-    failed = runs.filter(pk__in=newest, status=RunStatus.FAILED.value, ended_at__gte=since)
+def _failed_runs(scope: Scope, since: datetime) -> list[tuple[int, str | None, datetime]]:
+    """Return failures among the newest runs: no index covers the time at which runs end.
+
+    For some of the tenants, they are those of the sessions that changed last, because the newest runs of all
+    tenants may be those of others.
+    """
+    runs = Run.objects.using(scope.using).filter(status=RunStatus.FAILED.value, ended_at__gte=since)
+    if scope.tenants is None:
+        # SQLite would choose an index on another column.
+        newest = Run.objects.using(scope.using).order_by(NoIndexHint("pk").desc())
+        failed = runs.filter(pk__in=newest.values("pk")[:NEWEST_RUNS])
+    else:
+        failed = runs.filter(session_id__in=_keys_of_newest(scope, scope.rows(Session)))
     return list(failed.order_by("-pk").values_list("session_id", start_of("error", 4 * _CAUSE), "ended_at"))
 
 
-def _failed_sessions(sessions: Any, since: datetime) -> list[tuple[int, str | None, datetime]]:
-    tenants = known_tenants(Session, sessions.db)
+def _keys_of_newest(scope: Scope, sessions: QuerySet[Any]) -> list[int]:
+    """Return the keys of the sessions that changed last, in the scope of at most `MOST_TENANTS` tenants."""
+    tenants = scope.known_tenants(Session)[:MOST_TENANTS]
+    return keys_in_order(sessions, tenants, _NEWEST_FIRST, start=0, stop=NEWEST_RUNS) if tenants else []
+
+
+def _failed_sessions(scope: Scope, sessions: Any, since: datetime) -> list[tuple[int, str | None, datetime]]:
+    tenants = scope.known_tenants(Session)
     failed = of_tenants(sessions.filter(status="failed", updated_at__gte=since), tenants)
     if 1 < len(tenants) <= MOST_TENANTS:
-        failed = sessions.filter(
-            pk__in=keys_in_order(failed, tenants, _NEWEST_FIRST, start=0, stop=NEWEST_RUNS)
-        )
+        failed = sessions.filter(pk__in=_keys_of_newest(scope, failed))
     columns = ("pk", "failure_start", "updated_at")
     return list(failed.order_by(*_NEWEST_FIRST).values_list(*columns)[:NEWEST_RUNS])
 
@@ -372,9 +390,9 @@ def _failed_sessions(sessions: Any, since: datetime) -> list[tuple[int, str | No
 # --- What runs, and what it costs
 
 
-def _running(page: ReadOnlyAdmin, needy: set[int]) -> Tile | None:
+def _running(page: ReadOnlyAdmin, scope: Scope, needy: set[int]) -> Tile | None:
     """Return the running runs, without those of the sessions that need somebody."""
-    running = Run.objects.using(page.alias).running()
+    running = scope.of(Run.objects.using(scope.using).running())
     if needy:
         running = running.exclude(session_id__in=needy)
     # SQLite would walk all runs in key order.
@@ -389,10 +407,12 @@ def _running(page: ReadOnlyAdmin, needy: set[int]) -> Tile | None:
     return Tile(title=_("Running runs"), figure=_counted(running), url=url, rows=rows)
 
 
-def _costs(page: ReadOnlyAdmin) -> dict[str, Any] | None:
+def _costs(page: ReadOnlyAdmin, scope: Scope) -> dict[str, Any] | None:
     """Return the costs of the past days by agent type, the most expensive first and the others together."""
     first = start_of_day(days_ago=_DAYS_OF_COSTS - 1)
-    found = costs_by_day_and_agent(using=page.alias, date_from=first, zone=project_zone())
+    found = costs_by_day_and_agent(
+        using=scope.using, date_from=first, zone=project_zone(), tenants=scope.tenants
+    )
     if not any(cost for _day, _agent, cost in found):
         return None
     of_agents: dict[str, Decimal] = defaultdict(Decimal)
@@ -437,8 +457,8 @@ def _column(
     ]
 
 
-def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile | None:
-    oldest = oldest_held_lock(page.alias)
+def _oldest_lock(page: ReadOnlyAdmin, scope: Scope, *, may_view_sessions: bool) -> Tile | None:
+    oldest = oldest_held_lock(scope)
     if oldest is None:
         return None
     rows: list[tuple[Any, Any]] = [
@@ -447,7 +467,7 @@ def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile | None
         (gettext("lease ends"), distance(oldest.expires_at)),
     ]
     of_lock = {"tenant": oldest.tenant, "session_id": oldest.name}
-    session = page.rows(Session).filter(**of_lock).only("pk").first()
+    session = scope.rows(Session).filter(**of_lock).only("pk").first()
     if session is not None and may_view_sessions:
         rows[0] = (link(page.page_url(Session, session.pk), short_id(oldest.name)), "")
     return Tile(
@@ -458,19 +478,19 @@ def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile | None
     )
 
 
-def oldest_held_lock(using: str | None = None) -> Lock | None:
+def oldest_held_lock(scope: Scope) -> Lock | None:
     """Return the lock held for the longest time, among the newest rows and the locks of running sessions.
 
     No index covers held locks, because every acquisition and every release would have to write to it.
     """
-    held = Lock.objects.using(using).filter(expires_at__gt=moments.now()).order_by("acquired_at", "pk")
+    held = scope.rows(Lock).filter(expires_at__gt=moments.now()).order_by("acquired_at", "pk")
     newest, has_others = newest_rows(held, NEWEST_LOCKS)
     found = [newest.first()]
     if has_others:
         # Select only the keys, so that SQLite reads the index on running runs.
-        runs = Run.objects.using(using).running().order_by()
+        runs = scope.of(Run.objects.using(scope.using).running()).order_by()
         running = list(runs.values_list("session_id", flat=True)[:_MOST_COUNTED])
-        of_runs = Session.objects.using(using).filter(pk__in=running)
+        of_runs = scope.rows(Session).filter(pk__in=running)
         sessions = list(of_runs.values_list("tenant", "session_id"))
         # A tenant and a name from different sessions may match an unrelated held lock; this does no harm.
         tenants, names = ({each[place] for each in sessions} for place in (0, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
@@ -23,7 +23,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.upkeep import ADD_BUDGET, CHANGE_BUDGET, DELETE_BUDGET, PERIODS
-from helix_store.admin.base import BoundedPaginator, ReadOnlyAdmin, refuse_surrogates
+from helix_store.admin.base import BoundedPaginator, ReadOnlyAdmin, Scope, refuse_surrogates
 from helix_store.admin.elements import (
     NOTHING,
     badge,
@@ -55,7 +55,7 @@ from helix_store.exceptions import InvalidPayload
 from helix_store.models import Budget, Session, UsageEntry
 from helix_store.reports.payloads import project_zone
 from helix_store.reports.session import BudgetReport, LimitReport, reports_of_budgets, reports_of_values
-from helix_store.usage.store import csv_rows, usage_report
+from helix_store.usage.store import csv_rows, report_of_tenants
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -124,7 +124,8 @@ def report_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         "periods": [(label, f"?{urlencode(_period(days))}") for days, label in _PERIODS],
     }
     if form.is_valid():
-        reports = {by: _report(page.alias, by, form.cleaned_data, limit=_limit(by)) for by in GROUPINGS}
+        scope = page.scope(request)
+        reports = {by: _report(scope, by, form.cleaned_data, limit=_limit(by)) for by in GROUPINGS}
         total = reports["day"].total
         context |= {
             "sections": [_section(page, by, report, form.cleaned_data) for by, report in reports.items()],
@@ -143,7 +144,7 @@ def csv_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     by = request.GET.get("by", "day")
     if by not in GROUPINGS or not form.is_valid():
         raise SuspiciousOperation("The parameters of this report are not valid.")
-    report = _report(page.alias, by, form.cleaned_data, limit=_GROUPS_OF_CSV)
+    report = _report(page.scope(request), by, form.cleaned_data, limit=_GROUPS_OF_CSV)
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="usage-by-{by}.csv"'
     csv.writer(response).writerows(csv_rows(report))
@@ -162,12 +163,15 @@ def _period(days: int) -> dict[str, str]:
     return {"since": str(first.date()), "until": str(last.date())}
 
 
-def _report(using: str, by: str, given: Mapping[str, Any], *, limit: int) -> UsageReport:
+def _report(scope: Scope, by: str, given: Mapping[str, Any], *, limit: int) -> UsageReport:
     zone = project_zone()
-    return usage_report(
+    tenants: Sequence[str] | None = scope.tenants
+    if given["tenant"]:
+        tenants = [given["tenant"]] if tenants is None or given["tenant"] in tenants else []
+    return report_of_tenants(
+        tenants,
         by=by,
-        using=using,
-        tenant=given["tenant"] or None,
+        using=scope.using,
         agent_type=given["agent_type"] or None,
         user_id=given["user"] or None,
         model=given["model"] or None,
@@ -411,7 +415,12 @@ class BudgetAdmin(OperatedAdmin):
         words = capped(budget.scope, budget.value)
         if budget.scope != BudgetScope.TREE or not self.may_view(request, Session):
             return words
-        root = self.rows(Session).filter(tenant=budget.tenant, session_id=budget.value).only("pk").first()
+        root = (
+            self.rows(request, Session)
+            .filter(tenant=budget.tenant, session_id=budget.value)
+            .only("pk")
+            .first()
+        )
         return words if root is None else link(self.page_url(Session, root.pk), words)
 
     def _values(self, request: HttpRequest, budget: Budget) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import Guard
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
-from helix_store.engine.expressions import for_keys, insert_rows, list_parameter
+from helix_store.engine.expressions import for_keys, insert_rows, is_in_list, list_parameter
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table, with_clock
 from helix_store.exceptions import (
     IdempotencyConflict,
@@ -428,6 +428,10 @@ _IN_TURN: Final = """ORDER BY s.announced_at NULLS FIRST, s.next_post_at, s.id
 OF_TENANT: Final = ("s.tenant = (SELECT %(tenant)s) AND", "+s.tenant = %(tenant)s AND")
 FIND_DUE_POSTS: Final = _find_due_statement(_LONGEST_DUE_FIRST, *OF_TENANT)
 FIND_DUE_POSTS_OF_ALL: Final = _find_due_statement(_LONGEST_DUE_FIRST)
+_IS_OF_SOME: Final = is_in_list("s.tenant", "tenants", "text")
+FIND_DUE_POSTS_OF_SOME: Final = _find_due_statement(
+    _LONGEST_DUE_FIRST, f"{_IS_OF_SOME[0]} AND", f"+{_IS_OF_SOME[1]} AND"
+)
 DUE_POSTS_IN_TURN: Final = _find_due_statement(_IN_TURN, *OF_TENANT)
 DUE_POSTS_IN_TURN_OF_ALL: Final = _find_due_statement(_IN_TURN)
 """The sessions that no wake-up has announced come first, and those announced last come last."""
@@ -616,15 +620,20 @@ class DueSession(NamedTuple):
     posts: int
 
 
-def find_due_sessions(db: Database, limit: int, *, of_all: bool = False) -> list[DueSession]:
-    """Return the sessions of `find_due_posts`, of the tenant or of all tenants."""
+def find_due_sessions(
+    db: Database, limit: int, *, of_all: bool = False, tenants: Sequence[str] | None = None
+) -> list[DueSession]:
+    """Return the sessions of `find_due_posts`, of the tenant, of these tenants or of all tenants."""
     statement = FIND_DUE_POSTS_OF_ALL if of_all else FIND_DUE_POSTS
+    of_some: dict[str, Any] = {}
+    if tenants is not None:
+        statement, of_some = FIND_DUE_POSTS_OF_SOME, {"tenants": list_parameter(db, list(tenants))}
     found: list[DueSession] = []
     due_at, key = _FIRST
     while len(found) < limit:
         # One page is read, unless it contains sessions in which only some of the calls are answered.
         size = limit - len(found)
-        page = {"tenant": db.tenant, "due_at": due_at, "key": key, "limit": size}
+        page = {"tenant": db.tenant, "due_at": due_at, "key": key, "limit": size, **of_some}
         rows = [DueSession(*row) for row in db.read(statement, page)]
         found += filter(_may_be_driven, rows)
         if len(rows) < size:

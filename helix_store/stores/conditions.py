@@ -25,7 +25,7 @@ from helix_store.core.types import RunStatus, SessionStatus
 from helix_store.counters import Spender, keys_of, period
 from helix_store.engine.async_twins import in_thread_to_the_end
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import for_keys, list_parameter
+from helix_store.engine.expressions import for_keys, is_in_list, list_parameter
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table
 from helix_store.exceptions import IntegrityFault, InvalidQuery
 from helix_store.locks import LockTable
@@ -328,17 +328,27 @@ def _selected(search: _Search, condition: str, *more: str) -> str:
     return f"SELECT {', '.join(columns)} FROM {search.source}"
 
 
-def _statement(text: Callable[[Clock, str], str], *, of_all: bool) -> Statement:
+Tenants: TypeAlias = Literal["one", "some", "all"]
+"""The sessions among which a statement searches: of one tenant, of a list of tenants, or of all tenants."""
+
+
+def _statement(text: Callable[[Clock, str], str], tenants: Tenants) -> Statement:
     # With the plain column, PostgreSQL may combine the index of the condition with all entries of the tenant
     # in another index: with a million sessions, that took five times as long. Citus needs the plain column to
     # ask a single node. On SQLite, ``+`` has the same effect.
-    tenants = ("coalesce(s.tenant = {}, false) AND", "s.tenant = {} AND", "+s.tenant = {} AND")
-    postgresql, citus, sqlite = ("" if of_all else each.format("(SELECT %(tenant)s)") for each in tenants)
+    forms: tuple[str, str, str] = ("", "", "")
+    if tenants == "one":
+        is_one = "s.tenant = (SELECT %(tenant)s)"
+        forms = (f"coalesce({is_one}, false) AND", f"{is_one} AND", f"+{is_one} AND")
+    elif tenants == "some":
+        is_some, is_some_on_sqlite = is_in_list("s.tenant", "tenants", "text")
+        forms = (f"coalesce({is_some}, false) AND", f"{is_some} AND", f"+{is_some_on_sqlite} AND")
+    postgresql, citus, sqlite = forms
     return Statement(text(POSTGRESQL, postgresql), text(SQLITE, sqlite), citus=(text(CITUS, citus),))
 
 
 @cache
-def find_statement(condition: Condition, *, of_all: bool, is_aged: bool = False) -> Statement:
+def find_statement(condition: Condition, tenants: Tenants, *, is_aged: bool = False) -> Statement:
     """Return the statement that finds the sessions with a condition, the longest first."""
 
     def text(clock: Clock, of_tenant: str) -> str:
@@ -350,11 +360,11 @@ def find_statement(condition: Condition, *, of_all: bool, is_aged: bool = False)
         WHERE {of_tenant} {search.where} {age}
         ORDER BY {search.order} LIMIT %(limit)s"""
 
-    return _statement(text, of_all=of_all)
+    return _statement(text, tenants)
 
 
 @cache
-def _ready_statement(reason: Reason, *, of_all: bool) -> Statement:
+def _ready_statement(reason: Reason, tenants: Tenants) -> Statement:
     """Return the statement that finds sessions that can go on, those that were announced last at the end."""
 
     def text(clock: Clock, of_tenant: str) -> str:
@@ -364,7 +374,7 @@ def _ready_statement(reason: Reason, *, of_all: bool) -> Statement:
         WHERE {of_tenant} {search.where} AND NOT {is_driven(clock)}
         ORDER BY s.announced_at NULLS FIRST, {search.order} LIMIT %(limit)s"""
 
-    return _statement(text, of_all=of_all)
+    return _statement(text, tenants)
 
 
 def _of_page(search: _Search) -> _Search:
@@ -439,7 +449,7 @@ def find_stuck(
         parameters["age_ms"] = -(age // timedelta(milliseconds=1))
     found: list[StuckSession] = []
     for condition in chosen:
-        statement = find_statement(condition, of_all=tenant is None, is_aged=bool(age))
+        statement = find_statement(condition, "all" if tenant is None else "one", is_aged=bool(age))
         found += filter(None, map(_stuck, _rows(db, statement, parameters)))
     return _longest_first(found, limit)
 
@@ -500,12 +510,24 @@ def conditions_of_ids(
     return {(each.tenant, each.session_id): each for each in conditions_of(db, keys).values()}
 
 
-def find_keys(using: str, conditions: Collection[str], *, limit: int = MOST_STUCK) -> dict[int, StuckSession]:
-    """Return sessions of all tenants with one of the conditions, by key, the longest first."""
+def find_keys(
+    using: str,
+    conditions: Collection[str],
+    *,
+    limit: int = MOST_STUCK,
+    tenants: Sequence[str] | None = None,
+) -> dict[int, StuckSession]:
+    """Return sessions of these tenants, or of all tenants, with one of the conditions, by key, the longest
+    first.
+    """
     db = Database(using, "")
     found: dict[int, StuckSession] = {}
+    parameters: dict[str, Any] = {"tenant": "", "limit": limit}
+    if tenants is not None:
+        parameters["tenants"] = list_parameter(db, list(tenants))
     for condition in checked_conditions(conditions):
-        for row in _rows(db, find_statement(condition, of_all=True), {"tenant": "", "limit": limit}):
+        statement = find_statement(condition, "all" if tenants is None else "some")
+        for row in _rows(db, statement, parameters):
             stuck = _stuck(row)
             if stuck is not None:
                 found.setdefault(row.key, stuck)
@@ -528,7 +550,7 @@ def announce_ready(*, using: str | None = None, tenant: str | None = None, limit
     parameters = {"tenant": db.tenant, "limit": limit}
     ready: list[tuple[Reason, _Row]] = []
     for reason in _READY:
-        statement = _ready_statement(reason, of_all=tenant is None)
+        statement = _ready_statement(reason, "all" if tenant is None else "one")
         ready += ((reason, row) for row in _rows(db, statement, parameters))
     ready.sort(key=lambda each: _turn(each[1]))
     if len(ready) >= limit:

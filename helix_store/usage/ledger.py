@@ -592,15 +592,17 @@ def totals_of_sessions(most: int) -> Statement:
 REPORTED: Final = (*_TOKEN_COLUMNS, "cost_usd")
 """The columns that a report adds up."""
 
+_IS_OF_SOME: Final = is_in_list("e.tenant", "tenants", "text")
 REPORT_FILTERS: Final = {
     "tenant": "e.tenant = (SELECT %(tenant)s)",
+    "tenants": _IS_OF_SOME[0],
     "agent_type": "e.session_agent_type = %(agent_type)s",
     "user_id": "e.user_id = %(user_id)s",
     "model": "e.model = %(model)s",
     "date_from": "e.timestamp >= %(date_from)s",
     "date_to": "e.timestamp < %(date_to)s",
 }
-"""The conditions of a report, keyed by the names of their parameters."""
+"""The conditions of a report on PostgreSQL, keyed by the names of their parameters."""
 
 _SESSION_OF_ENTRY: Final = f"LEFT JOIN {table(Session)} AS s ON s.id = e.session_id"
 _DAY: Final = local_day("e.timestamp", "zone")
@@ -618,16 +620,21 @@ _GROUPS: Final = {
 """The columns that the entries of a group share: tenant, name and whether the session was deleted."""
 
 
-def _costs_by_day_and_agent(day: str, cost: str) -> str:
-    return f"""SELECT {day} AS day, e.session_agent_type, {cost} FROM {table(UsageRow)} AS e
-        WHERE e.tenant IN ({all_tenants(table(UsageRow))}) AND e.timestamp >= %(date_from)s
+def _costs_by_day_and_agent(of_tenants: Iterable[str]) -> Statement:
+    texts = (
+        f"""SELECT {day} AS day, e.session_agent_type, {cost} FROM {table(UsageRow)} AS e
+        WHERE {is_of_tenant} AND e.timestamp >= %(date_from)s
         GROUP BY day, e.session_agent_type ORDER BY day, e.session_agent_type"""
+        for day, cost, is_of_tenant in zip(_DAY, exact_sum("e.cost_usd"), of_tenants, strict=True)
+    )
+    return Statement(*texts)
 
 
-COSTS_BY_DAY_AND_AGENT: Final = Statement(
-    *(_costs_by_day_and_agent(*each) for each in zip(_DAY, exact_sum("e.cost_usd"), strict=True))
-)
+_IS_OF_ANY: Final = f"e.tenant IN ({all_tenants(table(UsageRow))})"
+COSTS_BY_DAY_AND_AGENT: Final = _costs_by_day_and_agent((_IS_OF_ANY, _IS_OF_ANY))
 """The sums of the costs of all tenants by day and agent type, for `summed`."""
+
+COSTS_OF_TENANTS_BY_DAY_AND_AGENT: Final = _costs_by_day_and_agent(_IS_OF_SOME)
 
 
 @lru_cache(256)
@@ -639,15 +646,16 @@ def report_statement(by: UsageReportGrouping, filters: tuple[str, ...]) -> State
     of `REPORTED`, for `summed`. The number of groups is not null in the row with the sums of all groups.
     """
     conditions = [REPORT_FILTERS[name] for name in filters]
-    if conditions and "tenant" not in filters:
+    if conditions and not {"tenant", "tenants"} & set(filters):
         # Every other index begins with the tenant.
-        conditions.insert(0, f"e.tenant IN ({all_tenants(table(UsageRow))})")
+        conditions.insert(0, _IS_OF_ANY)
     rows = f"{table(UsageRow)} AS e"
     if by is UsageReportGrouping.TREE:
         rows += f" {_SESSION_OF_ENTRY}"
     if conditions:
         rows += f" WHERE {' AND '.join(conditions)}"
-    return Statement(_report(by, rows, is_sqlite=False), _report(by, rows, is_sqlite=True))
+    on_sqlite = rows.replace(*_IS_OF_SOME)
+    return Statement(_report(by, rows, is_sqlite=False), _report(by, on_sqlite, is_sqlite=True))
 
 
 def _report(by: UsageReportGrouping, rows: str, *, is_sqlite: bool) -> str:

@@ -40,6 +40,7 @@ from helix_store.sessions.memory import with_descendants
 from helix_store.sessions.records import TenantScope
 from helix_store.usage.ledger import (
     COSTS_BY_DAY_AND_AGENT,
+    COSTS_OF_TENANTS_BY_DAY_AND_AGENT,
     TOKEN_FIELDS,
     DatabaseUsage,
     KindFilter,
@@ -293,10 +294,41 @@ def usage_report(
     belongs to exactly one group. Entries of a deleted session belong to the group of their session id, which
     is also their tree. Takes one statement; the database computes the sums. Raises `InvalidQuery`.
     """
+    return report_of_tenants(
+        None if tenant is None else [validation.tenant(tenant)],
+        by=by,
+        using=using,
+        agent_type=agent_type,
+        user_id=user_id,
+        model=model,
+        date_from=date_from,
+        date_to=date_to,
+        zone=zone,
+        limit=limit,
+    )
+
+
+def report_of_tenants(
+    tenants: Sequence[str] | None,
+    *,
+    by: UsageReportGrouping | str,
+    using: str | None = None,
+    agent_type: str | None = None,
+    user_id: UserId | None = None,
+    model: str | None = None,
+    date_from: Timestamp | None = None,
+    date_to: Timestamp | None = None,
+    zone: ZoneInfo | str = "UTC",
+    limit: int | None = None,
+) -> UsageReport:
+    """Return `usage_report` for these tenants; ``None`` means every tenant."""
     conf.require_usable_prefix()
     grouping = validation.query_enum(UsageReportGrouping, by, "by")
+    db = Database(using, "", None)
+    is_one = tenants is not None and len(tenants) == 1
     given = {
-        "tenant": None if tenant is None else validation.tenant(tenant),
+        "tenant": tenants[0] if tenants is not None and is_one else None,
+        "tenants": None if tenants is None or is_one else list_parameter(db, list(tenants)),
         "agent_type": validation.optional_identifier(agent_type, "agent_type"),
         "user_id": validation.user_id(user_id),
         "model": validation.optional_identifier(model, "model"),
@@ -308,22 +340,26 @@ def usage_report(
         "limit": MAX_BIGINT if limit is None else validation.query_number(limit, "limit", minimum=1),
         "zone": time_zone(zone).key,
     }
-    db = Database(using, "", None)
     statement = report_statement(grouping, tuple(filters))
     # This is not prepared, because the number of entries that a filter selects depends on its values.
     return _report(grouping, db.query(lambda: db.execute(statement, filters | rest)))
 
 
 def costs_by_day_and_agent(
-    *, using: str, date_from: Timestamp, zone: ZoneInfo
+    *, using: str, date_from: Timestamp, zone: ZoneInfo, tenants: Sequence[str] | None = None
 ) -> list[tuple[str, str, Decimal]]:
-    """Return the costs of all tenants since a time, by day, such as ``2026-11-29``, and by agent type.
+    """Return the costs of these tenants, or of all tenants, since a time, by day, such as ``2026-11-29``, and
+    by agent type.
 
     Takes one statement.
     """
     parameters = {"date_from": validation.aware_datetime(date_from, "date_from"), "zone": zone.key}
     db = Database(using, "", None)
-    rows = db.query(lambda: db.execute(COSTS_BY_DAY_AND_AGENT, parameters))
+    statement = COSTS_BY_DAY_AND_AGENT
+    if tenants is not None:
+        statement = COSTS_OF_TENANTS_BY_DAY_AND_AGENT
+        parameters["tenants"] = list_parameter(db, list(tenants))
+    rows = db.query(lambda: db.execute(statement, parameters))
     return [(str(day), agent, cost_from_units(summed(cost))) for day, agent, cost in rows]
 
 

@@ -16,6 +16,7 @@ from django.urls import reverse
 
 from helix_store import Store
 from helix_store.admin import start
+from helix_store.admin.base import Scope
 from helix_store.core import moments
 from helix_store.models import Lock, Run, Session
 from helix_store.signals import session_ready
@@ -376,7 +377,7 @@ def test_the_oldest_lock_is_found_behind_many_newer_rows_if_its_session_runs(
         monkeypatch.setattr(start, "NEWEST_LOCKS", bound)
         assert "works-long-ago" in _start_page(browser).text.partition("Oldest lock")[2]
         with CaptureQueriesContext(connections[alias]) as captured:
-            start.oldest_held_lock(alias)
+            start.oldest_held_lock(Scope(alias))
         statements = [query["sql"] for query in captured.captured_queries]
         reads = [sql for sql in statements if Lock._meta.db_table in sql and "MAX" not in sql]
         assert all(each in sql for each, sql in zip(conditions, reads, strict=True))

@@ -103,6 +103,8 @@ class NowhereRouter:
         {"CHAT_FLUSH_MS": -1},
         {"CHAT_FLUSH_MS": 40.0},
         {"ANSWER_PAGES": 1},
+        {"ADMIN_TENANTS": 7},
+        {"ADMIN_TENANTS": "nowhere.at_all"},
         {"CHECKPOINTS_KEEP": 0},
         {"STREAMS": []},
         {"STREAMS": {"poll_interval": 0}},

@@ -17,6 +17,7 @@ from django.test import Client, RequestFactory, override_settings
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
+from helix_store.admin.base import permitted_tenants
 from helix_store.answer_pages import answer_page
 from helix_store.cleanup import erase
 from helix_store.contrib.chat import Chat
@@ -187,6 +188,10 @@ def _status_of_an_answer_page(database: CommittedDatabase) -> int:
         return 404
 
 
+def _tenants_of_an_operator(database: CommittedDatabase) -> object:
+    return permitted_tenants(RequestFactory().get("/"))
+
+
 EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
     "TABLE_PREFIX": ("other_", _table),
     "LIMITS": ({"max_message_bytes": 20}, _refuses_a_message),
@@ -205,6 +210,7 @@ EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
     "CHAT_THREADS": (1, _chats_at_once),
     "CHAT_FLUSH_MS": (0, _chunks_of_an_answer),
     "ANSWER_PAGES": (True, _status_of_an_answer_page),
+    "ADMIN_TENANTS": (lambda request: ["acme"], _tenants_of_an_operator),
 }
 
 

@@ -9,6 +9,7 @@ from django.apps import apps
 from django.db.migrations.state import ProjectState
 
 from helix_store.admin import filters as search
+from helix_store.admin.base import Scope
 from helix_store.contrib.session_search import IndexSessionSearch
 from helix_store.engine.database import Database
 from helix_store.exceptions import NotSupportedOnBackend
@@ -51,12 +52,12 @@ def test_the_search_finds_words_of_all_sessions_by_the_index(
         store.create_session(f"new-{number}", agent_type="a")
     monkeypatch.setattr(search, "NEWEST_SEARCHED", 2)
     mine = Session.objects.using(alias).filter(tenant=tenant)
-    assert search.found_sessions(mine, "zeppelin").keys == set()
+    assert search.found_sessions(mine, "zeppelin", Scope(alias)).keys == set()
     _apply(with_trigrams)
     _apply(with_trigrams)
     assert Database(alias, tenant).read(HAS_INDEX, {}) == [(True,)]
     for word in ("zeppelin", "Köln", "rare"):
-        found = search.found_sessions(mine, word)
+        found = search.found_sessions(mine, word, Scope(alias))
         assert found.keys == {mine.get(session_id="old").pk}
         assert not found.is_bounded
     with with_trigrams.connection.cursor() as cursor:
@@ -64,7 +65,7 @@ def test_the_search_finds_words_of_all_sessions_by_the_index(
         cursor.execute("SET enable_indexscan = off")
         try:
             every = Session.objects.using(alias).all()
-            plans = plans_of(with_trigrams, lambda: search.found_sessions(every, "zeppelin"))
+            plans = plans_of(with_trigrams, lambda: search.found_sessions(every, "zeppelin", Scope(alias)))
         finally:
             cursor.execute("RESET enable_seqscan")
             cursor.execute("RESET enable_indexscan")

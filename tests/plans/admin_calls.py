@@ -12,7 +12,7 @@ from django.test import RequestFactory, override_settings
 
 from helix_store.admin import filters as search
 from helix_store.admin import start
-from helix_store.admin.base import BoundedPaginator
+from helix_store.admin.base import BoundedPaginator, Scope
 from helix_store.admin.filters import AgentTypeFilter
 from helix_store.admin.sessions import SessionAdmin
 from helix_store.models import Session
@@ -102,7 +102,9 @@ ADMIN_CALLS: Final = [
     ),
     Call(
         "admin start page, oldest lock",
-        lambda world: _as_superuser(world, {}, lambda request: start.oldest_held_lock()),
+        lambda world: _as_superuser(
+            world, {}, lambda request: start.oldest_held_lock(Scope(world.database.alias))
+        ),
         reads=60 * PAGE,
         sorts=40 * PAGE,
     ),

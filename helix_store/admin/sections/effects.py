@@ -8,6 +8,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.effects import SETTLE, SettleForm
+from helix_store.admin.base import Scope
 from helix_store.admin.elements import distance, json_block
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.core import moments
@@ -34,9 +35,9 @@ def with_held(effects: QuerySet[Any]) -> QuerySet[Any]:
     return annotated
 
 
-def unknown_effects(using: str) -> QuerySet[Any]:
-    """Return the effects of all tenants of which nobody knows whether they happened, the oldest first."""
-    open_effects = Effect.objects.using(using).filter(OneOf(F("state"), OPEN_EFFECTS))
+def unknown_effects(scope: Scope) -> QuerySet[Any]:
+    """Return the effects of which nobody knows whether they happened, the oldest first."""
+    open_effects = scope.rows(Effect).filter(OneOf(F("state"), OPEN_EFFECTS))
     is_unknown = Q(state=EffectState.UNKNOWN) | Q(is_held=False)
     return with_held(open_effects).filter(is_unknown).order_by("started_at", "pk")
 
