@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from helix_store.stores import Lock as Lock
     from helix_store.stores import MemoryWorld as MemoryWorld
     from helix_store.stores import NoOpLockManager as NoOpLockManager
+    from helix_store.stores import OpenEffect as OpenEffect
     from helix_store.stores import SessionHandle as SessionHandle
     from helix_store.stores import Step as Step
     from helix_store.stores import Store as Store
@@ -114,7 +115,7 @@ _NAMES_BY_HOME: Final = {
     "helix_store.stores": """
         DatabaseBudgetStore DatabaseLockManager DatabaseStateStore DatabaseStreamManager DatabaseUsageStore
         InMemoryBudgetStore InMemoryLockManager InMemoryStateStore InMemoryStore InMemoryStreamManager
-        InMemoryUsageStore Lock MemoryWorld NoOpLockManager SessionHandle Step Store Turn""",
+        InMemoryUsageStore Lock MemoryWorld NoOpLockManager OpenEffect SessionHandle Step Store Turn""",
     "helix_store.checkpointers": """
         Claim GraphCheckpointStore InMemorySnapshotCheckpointer SnapshotCheckpointer""",
     "helix_store.checkpointers.graph.types": "GraphCheckpoint GraphSession StoredMessage",

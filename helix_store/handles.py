@@ -1,5 +1,5 @@
 """Public import path of handles."""
 
-from helix_store.stores import SessionHandle, Step, Turn
+from helix_store.stores import OpenEffect, SessionHandle, Step, Turn
 
-__all__ = ["SessionHandle", "Step", "Turn"]
+__all__ = ["OpenEffect", "SessionHandle", "Step", "Turn"]

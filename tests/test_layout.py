@@ -73,7 +73,7 @@ PUBLIC_NAMES = {
     "helix_store.reports": "ItemConversation Said",
     "helix_store.schema": "current_version",
     "helix_store.stores": """
-        DatabaseStateStore InMemoryStateStore InMemoryStore SessionHandle Step Store Turn""",
+        DatabaseStateStore InMemoryStateStore InMemoryStore OpenEffect SessionHandle Step Store Turn""",
     "helix_store.stores.conditions": """
         StuckSession aannounce_ready afind_stuck announce_ready find_stuck""",
     "helix_store.testing": """
@@ -85,7 +85,7 @@ PUBLIC_NAMES = {
 
 # The path, and the room that the names are defined in.
 RE_EXPORTED_NAMES = {
-    ("helix_store.handles", "helix_store.stores"): "SessionHandle Step Turn",
+    ("helix_store.handles", "helix_store.stores"): "OpenEffect SessionHandle Step Turn",
     ("helix_store.adapters", "helix_store.catalogue"): """
         AppTable Branch Conversation ConversationPage ConversationStep Outline register_conversation
         register_table registered_tables""",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from email.message import Message
@@ -23,6 +24,13 @@ from tests.docs.projects import Project
 ROOT: Final = Path(__file__).parent.parent
 QUICKSTART: Final = (ROOT / "docs" / "quickstart.md").read_text()
 REPOSITORY: Final = "https://git.example.com/you/helix-store"
+UNRELEASED: Final = {
+    "README.md": ["No release is on a package index", "example.com/you"],
+    "docs/install.md": ["No release is on a package index", "example.com/you"],
+    "mkdocs.yml": ["helix-store.example.com"],
+    "CHANGELOG.md": ["not released yet"],
+}
+"""What a file says as long as no version is released."""
 
 # Django 6.0 and 6.1 need Python 3.12.
 PROJECTS: Final = [
@@ -113,6 +121,59 @@ def test_the_metadata_has_one_version_and_the_addresses_of_one_setting(
     assert [link for link in links if not link.startswith("https:")] == []
     files = [link.removeprefix(f"{REPOSITORY}/blob/main/").partition("#")[0] for link in links]
     assert [each for each in files if ":" not in each and not (ROOT / each).is_file()] == []
+
+
+def forgotten(root: Path) -> list[str]:
+    """Return what a commit that is tagged with a version still lacks for its release."""
+    command = ["git", "tag", "--points-at", "HEAD"]  # a source distribution has no tags
+    shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout
+    if not re.search(r"^v?\d+\.\d+", shown, re.MULTILINE):
+        return []
+    hook = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
+        "custom"
+    ]
+    missing = (
+        [] if hook["repository"] else ["pyproject.toml: set `repository`, the address of the repository"]
+    )
+    for name, sentences in UNRELEASED.items():
+        text = (root / name).read_text()
+        missing += [f"{name} says {each!r}" for each in sentences if each in text]
+    return missing
+
+
+def test_a_commit_that_is_tagged_with_a_version_has_its_addresses() -> None:
+    assert forgotten(ROOT) == []
+
+
+def test_a_version_that_is_tagged_without_its_addresses_is_found(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True)  # noqa: S607
+
+    for name in ("pyproject.toml", *UNRELEASED):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    project = (tmp_path / "pyproject.toml").read_text()
+    unset = re.sub(r'^repository = ".*"$', 'repository = ""', project, flags=re.MULTILINE)
+    (tmp_path / "pyproject.toml").write_text(unset)
+    git("init", "--quiet")
+    git(
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a",
+        "commit",
+        "--quiet",
+        "--allow-empty",
+        "--message",
+        "Release",
+    )
+    assert forgotten(tmp_path) == []
+    git("tag", f"v{helix_store.__version__}")
+    assert forgotten(tmp_path)[0] == "pyproject.toml: set `repository`, the address of the repository"
+    (tmp_path / "pyproject.toml").write_text(unset.replace('repository = ""', f'repository = "{REPOSITORY}"'))
+    for name in UNRELEASED:
+        (tmp_path / name).write_text("")
+    assert forgotten(tmp_path) == []
 
 
 def test_the_changelog_has_an_entry_of_the_version_on_one_screen() -> None:

@@ -3,6 +3,7 @@
 from helix_store.budgets import DatabaseBudgetStore, InMemoryBudgetStore
 from helix_store.engine.memory import MemoryWorld
 from helix_store.locks import DatabaseLockManager, InMemoryLockManager, Lock, NoOpLockManager
+from helix_store.stores.effect import OpenEffect
 from helix_store.stores.step import Step
 from helix_store.stores.store import (
     DatabaseStateStore,
@@ -30,6 +31,7 @@ __all__ = [
     "Lock",
     "MemoryWorld",
     "NoOpLockManager",
+    "OpenEffect",
     "SessionHandle",
     "Step",
     "Store",

@@ -41,6 +41,18 @@ class OpenEffect(NotCopied, BothContexts, Effect):
     Entering stores the intent in a transaction of its own. In the block, call the service unless the effect
     `is_done`, and pass `key` to it. Then call `done` or `not_done`. If the block raises before that, nobody
     knows whether the effect happened: it becomes unknown, and the exception propagates.
+
+    Example::
+
+        sent: dict[str, str] = {}  # the mails that your service lists, by idempotency key
+
+        def ask(effect: OpenEffect) -> None:
+            if effect.key in sent:
+                effect.done(sent[effect.key])
+            else:
+                effect.not_done("the service does not list it")
+
+        mail = session.effect("call-1", tool_name="mail", input={"to": "ada"}, reconcile=ask)
     """
 
     def __init__(

@@ -27,8 +27,10 @@ from tests.browser import chromium
 from tests.cells import for_each
 from tests.docs.projects import Project
 from tests.docs.test_examples import ROOT
+from tests.docs.test_types import is_installed, require_strict_types
 
 _FENCE: Final = re.compile(r"^ *```([a-z]+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_FILE_NAME: Final = re.compile(r"# [\w/]+\.py\n")
 _SHOWN_AS: Final = {"cron": "text"}  # Pygments does not know it
 _LOADING: Final = {"script": "src", "img": "src", "iframe": "src", "source": "src"}
 _LOADING_LINKS: Final = {"stylesheet", "icon", "preload", "modulepreload"}
@@ -127,13 +129,26 @@ def test_a_page_loads_nothing_from_another_host(site: Path) -> None:
 
 
 def test_every_page_has_a_markdown_twin_that_llms_txt_lists(site: Path) -> None:
-    listed = re.findall(r"^- \[.+\]\(\w+://[^/]+/(.*)\)", (site / "llms.txt").read_text(), re.MULTILINE)
+    listed = re.findall(r"^- \[.+?\]\(\w+://[^/]+/(.*?)\)", (site / "llms.txt").read_text(), re.MULTILINE)
     twins = [_folder_of(page, site) / "index.md" for page in _PAGES]
     assert sorted(site / path for path in listed) == sorted(twins)
     titles = [page.read_text().splitlines()[0] for page in _PAGES]
     assert [twin.read_text().splitlines()[0] for twin in twins] == titles
     whole = (site / "llms-full.txt").read_text().splitlines()
     assert [title for title in titles if title not in whole] == []
+
+
+def test_llms_txt_has_the_sections_of_the_navigation_and_says_what_a_page_is_about(site: Path) -> None:
+    text = (site / "llms.txt").read_text()
+    sections = dict(re.findall(r"^## (.+)\n\n((?:- .+\n)+)", text, re.MULTILINE))
+    assert list(sections) == ["Overview", "Start", "How-to", "Reference", "Explanation"]
+    assert "/quickstart/" in sections["Start"]
+    assert "/effects/" in sections["How-to"]
+    assert "/schema/" in sections["Reference"]
+    assert "/fencing/" in sections["Explanation"]
+    for section in ("Start", "How-to", "Explanation"):
+        lines = sections[section].splitlines()
+        assert [line for line in lines if not re.fullmatch(r"- \[.+?\]\(\S+\): .{10,}", line)] == []
 
 
 def test_the_code_of_the_site_and_of_the_twins_is_that_of_the_pages(site: Path) -> None:
@@ -147,6 +162,19 @@ def test_the_code_of_the_site_and_of_the_twins_is_that_of_the_pages(site: Path) 
         if (shown, twin) != (expected, expected) and not page.stem.startswith("api"):
             differing.append(page.name)
     assert differing == []
+
+
+def test_the_code_of_the_site_passes_strict_type_checks(site: Path, tmp_path: Path) -> None:
+    """As a reader copies it from there. ``test_types`` checks the blocks that are files."""
+    files = []
+    for page in _PAGES:
+        shown = Page(_folder_of(page, site) / "index.html").code
+        code = [text for language, text in shown if language == "python" and not _FILE_NAME.match(text)]
+        if code and is_installed(page.stem) and not page.stem.startswith("api"):
+            files.append(tmp_path / f"page_{page.stem.replace('-', '_')}.py")
+            files[-1].write_text("\n".join(code))
+    assert len(files) > 40
+    require_strict_types(*files)
 
 
 @for_each("name", _CLASSES_OF_CALLS, ids=str)
