@@ -32,7 +32,7 @@ def _files() -> list[tuple[str, str]]:
 
 
 def test_a_chat_takes_twelve_lines() -> None:
-    settings, _, chat, _ = (text.splitlines() for _, text in _files())
+    settings, _on_sqlite, _model, chat, _page = (text.splitlines() for _, text in _files())
     own = [line for line in (*settings, *chat) if line and "mysite.model" not in line]
     assert len(own) == 12
 
