@@ -43,6 +43,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "CHAT_FLUSH_MS": 40,
     "ANSWER_PAGES": False,
     "ADMIN_TENANTS": None,
+    "ADMIN_USERS": None,
+    "ADMIN_VIEWS": {},
 }
 
 TENANT_POLICY: Final = "helix_store_tenant"
@@ -212,6 +214,23 @@ def admin_tenants() -> Callable[[Any], Any] | None:
     if not callable(found):
         raise ImproperlyConfigured(f"{problem}: {given} is not callable.")
     return found  # type: ignore[no-any-return]
+
+
+def admin_users() -> str | None:
+    """Return the dotted path of the function that names users in the admin, or ``None`` if unset."""
+    return get("ADMIN_USERS") or None
+
+
+def admin_views() -> dict[str, str]:
+    """Return the queries of the views above the admin's list of sessions, by name."""
+    views = get("ADMIN_VIEWS")
+    if not isinstance(views, dict) or not all(
+        isinstance(each, str) for pair in views.items() for each in pair
+    ):
+        raise ImproperlyConfigured(
+            'HELIX_STORE["ADMIN_VIEWS"] must be a dict of names and queries, both text.'
+        )
+    return views
 
 
 def is_citus(database: Mapping[str, Any]) -> bool:

@@ -34,7 +34,7 @@ from django.core.paginator import Paginator
 from django.db import router
 from django.db.models import Field, Max, Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver, path, reverse
 from django.utils.functional import cached_property
@@ -45,6 +45,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store import conf
 from helix_store.admin.elements import LABELS, identifier, link
+from helix_store.admin.live import LIST_SECONDS, mark_of_lists
 from helix_store.core import validation
 from helix_store.core.limits import MAX_TITLE_BYTES
 from helix_store.engine.database import Database, app_aliases
@@ -217,6 +218,8 @@ class OrderedChangeList(ChangeList):
         return super().get_queryset(request, *arguments, **more)
 
     def get_results(self, request: HttpRequest) -> None:
+        # What changes while the rows are read must change the mark, and a refused lookup reads no table.
+        self.live = self.model_admin.live_list(request)
         super().get_results(request)
         rows = list(self._rows_of_page(request))
         self.result_list = rows
@@ -376,9 +379,26 @@ class ReadOnlyAdmin(ModelAdmin):
         refuse_surrogates(request)
         return super().changelist_view(request, {**self.list_context(request), **(extra_context or {})})
 
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}_live_list"
+        view = self.admin_site.admin_view(self.live_list_view)
+        return [path("live-list.json", view, name=name), *super().get_urls()]
+
+    def live_list_view(self, request: HttpRequest) -> HttpResponse:
+        """Return the mark of the list."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return JsonResponse(mark_of_lists(self.alias, permitted_tenants(request)))
+
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         """Return the context of the list. The template calls functions in it after the rows are read."""
         return {"search_notes": partial(self.list_notes, request)}
+
+    def live_list(self, request: HttpRequest) -> dict[str, Any] | None:
+        """Return how the list stays up to date, or ``None`` if its model is not registered."""
+        url = self.view_url(self.model, "live_list")
+        mark = mark_of_lists(self.alias, permitted_tenants(request)) if url else {}
+        return {"url": url, "seconds": LIST_SECONDS, **mark} if url else None
 
     def list_notes(self, request: HttpRequest) -> Iterator[str]:
         """Yield notes on the rows that the list leaves out and on its order."""
@@ -461,7 +481,7 @@ class ReadOnlyAdmin(ModelAdmin):
         if request is None:
             return False
         filters: Iterable[Any] = self.get_list_filter(request)
-        if lookup not in {*map(_parameter_of, filters), *self.link_lookups}:
+        if lookup not in {*map(parameter_of, filters), *self.link_lookups}:
             return False
         fields = fields_of(self.model, lookup)
         if not all(self.may_view(request, field.related_model) for field in fields[:-1]):
@@ -533,7 +553,7 @@ def refuse_surrogates(request: HttpRequest) -> None:
                 raise SuspiciousOperation("A parameter holds a lone surrogate.") from None
 
 
-def _parameter_of(list_filter: Any) -> str:
+def parameter_of(list_filter: Any) -> str:
     """Return the parameter of an entry of ``list_filter``: a filter, a column, or both."""
     column = list_filter[0] if isinstance(list_filter, tuple) else list_filter
     return str(getattr(column, "parameter_name", f"{column}{EXACT}"))

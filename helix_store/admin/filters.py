@@ -316,9 +316,9 @@ class AgentTypeFilter(SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         scope = model_admin.scope(request)
-        sessions, tenants = scope.rows(Session), scope.known_tenants(Session)
+        sessions, tenants = scope.rows(Session), scope.tenants
         newest = sessions.order_by("-pk").values_list("agent_type", flat=True)[: self.newest]
-        if scope.tenants and len(tenants) <= MOST_TENANTS:
+        if tenants and len(tenants) <= MOST_TENANTS:
             # In the order of their keys, the newest sessions may all be those of other tenants.
             keys = keys_in_order(sessions, tenants, ORDERS[""][1:], start=0, stop=self.newest)
             newest = sessions.filter(pk__in=keys).values_list("agent_type", flat=True)
@@ -399,6 +399,28 @@ class ConditionFilter(ChoiceFilter):
         return queryset.filter(pk__in=list(found))
 
 
+FAMILY: Final = "family"
+_UNFILTERED: Final = frozenset({"p", "e", "all", "order", "tenant"})
+"""Parameters of a list of all sessions. With any other, the list has what was asked for."""
+
+
+class FamilyFilter(ChoiceFilter):
+    """Whether the list of all sessions also has the sub-sessions. A filter or a search always finds them."""
+
+    title = _("sub-sessions")
+    parameter_name = FAMILY
+    options: Any = (("all", _("listed")),)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        is_folded = self.value() is None and _UNFILTERED.issuperset(request.GET)
+        return queryset.filter(parent_session_id__isnull=True) if is_folded else queryset
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        default, *others = super().choices(changelist)
+        yield {**default, "display": _("folded under their parent")}
+        yield from others
+
+
 class ExpiryFilter(ChoiceFilter):
     title = _("expiry")
     parameter_name = "expiry"
@@ -451,6 +473,29 @@ class TagFilter(SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
         return with_tag(queryset, chosen) if chosen else queryset
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        return _text_choice(self, changelist)
+
+
+class UserFilter(SimpleListFilter):
+    """A text field for the id of a user, which is found by an index that begins with the tenant."""
+
+    title = _("user")
+    parameter_name = "user"
+    template = TEXT_FILTER
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        if (value := self.value()) is not None:
+            try:
+                validation.user_id(value or None)
+            except (InvalidPayload, LimitExceeded):
+                raise IncorrectLookupParameters from None
+        return [("", "")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        return queryset.filter(user_id=chosen) if chosen else queryset
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         return _text_choice(self, changelist)

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
-from django.db.models import OuterRef, QuerySet, Subquery
+from django.db.models import Model, OuterRef, QuerySet, Subquery
 
-from helix_store.admin.base import MOST_TENANTS, Scope
 from helix_store.core import moments
 from helix_store.core.types import NON_TERMINAL_STATUSES, RunStatus
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.engine.statement import Statement, table
-from helix_store.models import Effect, Lock, Run, Session
+from helix_store.models import Checkpoint, Effect, Lock, Message, Run, Session
 
 SESSION_SECONDS: Final = 3
 """The time between two questions of the page of a session."""
 
 START_SECONDS: Final = 10
+LIST_SECONDS: Final = 10
 
 _SESSION: Final = ("status", "version", "message_count", "step_count", "updated_at", "next_post_at")
 _MOST_RUNNING: Final = 1_000
+_MOST_TENANTS: Final = 200
 
-_START: Final = Statement(
-    f"""SELECT (SELECT max(id) FROM {table(Session)}), (SELECT max(id) FROM {table(Run)}),
-        (SELECT max(id) FROM {table(Effect)}),
-        (SELECT count(*) FROM (SELECT id FROM {table(Run)}
-            WHERE status = '{RunStatus.RUNNING.value}' LIMIT {_MOST_RUNNING}) AS running)"""
-)
+_RUNNING: Final = f"""(SELECT count(*) FROM (SELECT id FROM {table(Run)}
+        WHERE status = '{RunStatus.RUNNING.value}' LIMIT {_MOST_RUNNING}) AS running)"""
+
+
+def _newest(*models: type[Model]) -> Statement:
+    """Return a statement that reads the newest key of each table, and the number of running runs."""
+    keys = (f"(SELECT max(id) FROM {table(model)})" for model in models)
+    return Statement(f"SELECT {', '.join(keys)}, {_RUNNING}")
+
+
+_START: Final = _newest(Session, Run, Effect)
+_LISTS: Final = _newest(Session, Run, Effect, Checkpoint, Message)
 
 
 _NEWEST_OF_TENANT: Final = f"""(SELECT max(s.updated_at) FROM {table(Session)} AS s
@@ -61,18 +68,27 @@ def mark_of_session(sessions: QuerySet[Any], key: int) -> dict[str, Any] | None:
     return {"mark": _mark(row, is_running=is_running), "is_over": row[0] not in NON_TERMINAL_STATUSES}
 
 
-def mark_of_start(scope: Scope) -> dict[str, Any]:
+def mark_of_start(using: str, tenants: Sequence[str] | None) -> dict[str, Any]:
     """Return a mark that changes when a session or an effect is created, and when a run starts or ends.
 
     For some of the tenants, it changes when one of their sessions changes, and every minute: no index finds
-    their newest runs and effects.
+    their newest runs and effects. ``None`` means all tenants.
     """
-    db = Database(scope.using, "")
-    if scope.tenants is not None:
-        tenants = list_parameter(db, list(scope.tenants[:MOST_TENANTS]))
-        (newest,) = db.read(_START_OF_TENANTS, {"tenants": tenants})
+    return _mark_of(_START, using, tenants)
+
+
+def mark_of_lists(using: str, tenants: Sequence[str] | None) -> dict[str, Any]:
+    """Return a mark that also changes with each step and message, for the lists."""
+    return _mark_of(_LISTS, using, tenants)
+
+
+def _mark_of(statement: Statement, using: str, tenants: Sequence[str] | None) -> dict[str, Any]:
+    db = Database(using, "")
+    if tenants is not None:
+        given = list_parameter(db, list(tenants[:_MOST_TENANTS]))
+        (newest,) = db.read(_START_OF_TENANTS, {"tenants": given})
         return {"mark": _mark(newest, is_running=True), "is_over": False}
-    (row,) = db.read(_START, {})
+    (row,) = db.read(statement, {})
     return {"mark": _mark(row, is_running=bool(row[-1])), "is_over": False}
 
 

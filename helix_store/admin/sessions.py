@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import (
@@ -21,6 +22,7 @@ from django.http import (
     Http404,
     HttpRequest,
     HttpResponse,
+    HttpResponseNotAllowed,
     HttpResponseRedirect,
     JsonResponse,
 )
@@ -36,7 +38,7 @@ from helix_store.actions.answers import ANSWER
 from helix_store.actions.sessions import CLEAR_INTERRUPT, DELETE, MARK_FAILED, Action, Interrupt
 from helix_store.actions.upkeep import CLEAN_UP
 from helix_store.admin.approvals import inbox
-from helix_store.admin.base import OF_SESSION, refuse_surrogates
+from helix_store.admin.base import OF_SESSION, parameter_of, permitted_tenants, refuse_surrogates
 from helix_store.admin.elements import (
     NOTHING,
     badge,
@@ -68,11 +70,13 @@ from helix_store.admin.filters import (
     ChangedFilter,
     ConditionFilter,
     ExpiryFilter,
+    FamilyFilter,
     Found,
     OrderFilter,
     SessionStatusFilter,
     TagFilter,
     TenantFilter,
+    UserFilter,
     WaitingFilter,
     found_sessions,
     read_open_tools,
@@ -82,10 +86,12 @@ from helix_store.admin.filters import (
 from helix_store.admin.live import SESSION_SECONDS, mark_of_session, mark_of_start
 from helix_store.admin.operating import CONFIRMED, OperatedAdmin, is_key, list_action, log
 from helix_store.admin.records import claim_of
+from helix_store.admin.saved_views import LONGEST_NAME, keep_views, kept_views, shown_views, view_of
 from helix_store.admin.sections import SECTIONS, Section, conversation_file, state_file
 from helix_store.admin.sections.section import ENVELOPE, SessionView
 from helix_store.admin.sections.waits import Waits, open_calls
 from helix_store.admin.usage import limit_words
+from helix_store.admin.users import names_of_users, user_link
 from helix_store.catalogue import tables
 from helix_store.checkpointers.graph.types import GRAPH_AGENT_TYPE
 from helix_store.checkpointers.snapshots import SNAPSHOT_AGENT_TYPE
@@ -94,6 +100,8 @@ from helix_store.core.transcript import ConversationMessage
 from helix_store.core.types import NON_TERMINAL_STATUSES, TERMINAL_STATUSES, RunStatus, SessionStatus
 from helix_store.core.usage import rounded_cost
 from helix_store.engine.database import Database
+from helix_store.engine.expressions import for_keys, list_parameter
+from helix_store.engine.statement import table
 from helix_store.exceptions import HelixStoreError
 from helix_store.models import (
     Budget,
@@ -398,7 +406,8 @@ def _facts(view: SessionView, run: dict[str, Any] | None) -> Any:
     session = view.session
     yield _("Agent"), printable(session.agent_type)
     if session.user_id:
-        yield _("User"), printable(session.user_id)
+        names = names_of_users([session.user_id])
+        yield _("User"), user_link(view.page.list_url(Session), session.user_id, names)
     if session.tenant:
         yield _("Tenant"), printable(session.tenant)
     yield _("Progress"), progress(session.step_count, _message_count(view))
@@ -517,6 +526,21 @@ def _interrupt(view: SessionView) -> dict[str, Any] | None:
     }
 
 
+MOST_CHILDREN: Final = 100
+"""The number of sub-sessions that are counted for a row of the list."""
+
+_CHILDREN: Final = for_keys(
+    f"""SELECT s.id, (SELECT count(*) FROM (SELECT c.id FROM {table(Session)} c
+            WHERE c.tenant = s.tenant AND c.parent_session_id = s.session_id LIMIT {MOST_CHILDREN + 1}) few)
+        FROM {table(Session)} s WHERE s.id IN %(keys)s"""
+)
+
+
+def sub_session_counts(db: Database, keys: list[int]) -> dict[int, int]:
+    """Return the numbers of sub-sessions by the key of their parent. This takes one statement."""
+    return dict(db.read(_CHILDREN, {"keys": list_parameter(db, keys)})) if keys else {}
+
+
 CHILDREN_OF: Final = ("tenant", "parent_session_id")
 """The filter that limits the list to the sub-sessions of one session."""
 
@@ -541,6 +565,7 @@ class SessionPage(OperatedAdmin):
             path("<path:object_id>/conversation", conversation, name=f"{name}_conversation"),
             path("<path:object_id>/live.json", live, name=f"{name}_live"),
             path("live.json", self.admin_site.admin_view(self.live_start_view), name=f"{name}_live_start"),
+            path("views/", self.admin_site.admin_view(self.views_view), name=f"{name}_views"),
             path("approvals/", self.admin_site.admin_view(self.approvals_view), name=f"{name}_approvals"),
             *super().get_urls(),
         ]
@@ -573,7 +598,7 @@ class SessionPage(OperatedAdmin):
         """Return the mark of the start page."""
         if not self.has_view_permission(request) or not self.may_view(request, Run):
             raise PermissionDenied
-        return JsonResponse(mark_of_start(self.scope(request)))
+        return JsonResponse(mark_of_start(self.alias, permitted_tenants(request)))
 
     def approvals_view(self, request: HttpRequest) -> HttpResponse:
         """Return the inbox of a user who answers calls."""
@@ -583,6 +608,28 @@ class SessionPage(OperatedAdmin):
         address = self.view_url(Session, "approvals")
         context = {"title": gettext("Calls to answer"), **inbox(self, request, address)}
         return self.rendered(request, "admin/helix_store/approvals.html", context)
+
+    def views_view(self, request: HttpRequest) -> HttpResponse:
+        """Keep or remove a named filter of the list, and return to the list."""
+        refuse_surrogates(request)
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        name, query = request.POST.get("name", ""), request.POST.get("query", "")
+        others = [each for each in kept_views(request) if each.name != name.strip()]
+        parameters = map(parameter_of, (*self.get_list_filter(request), *self.link_lookups))
+        view = view_of(name, query, {SEARCH_VAR, *parameters})
+        if request.POST.get("action") == "remove":
+            response = HttpResponseRedirect(self.list_url(Session))
+            keep_views(request, response, others)
+        elif view is None:
+            self.message_user(request, gettext("This view cannot be kept."), messages.ERROR)
+            response = HttpResponseRedirect(self.list_url(Session))
+        else:
+            response = HttpResponseRedirect(f"{self.list_url(Session)}?{view.query}")
+            keep_views(request, response, [*others, view])
+        return response
 
     def page_context(self, request: HttpRequest, row: Session, section: str = "") -> dict[str, Any]:
         view = SessionView(request=request, page=self, session=row, section=section)
@@ -681,7 +728,9 @@ class SessionAdmin(SessionPage, SessionTable):
         ChangedFilter,
         AgentTypeFilter,
         TenantFilter,
+        UserFilter,
         TagFilter,
+        FamilyFilter,
         OrderFilter,
     )
     orders = ORDERS
@@ -690,21 +739,24 @@ class SessionAdmin(SessionPage, SessionTable):
     of_other_models = {**SessionPage.of_other_models, "spent": UsageEntry}
     side_lists: ClassVar = {"graphs": GraphSessions, "snapshots": SnapshotThreads}
 
-    user = column("user_id", _("user"), narrow)
-
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         context = super().list_context(request)
+        saved = {**shown_views(request), "url": self.view_url(Session, "views"), "longest": LONGEST_NAME}
+        context["saved"] = saved if saved["views"] or saved["query"] else None
         if ANSWER.is_permitted(request.user):
             inbox_link = (_("Calls to answer"), self.view_url(Session, "approvals"))
             context["side_links"] = [inbox_link, *context["side_links"]]
         return context
 
     def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
-        """Set the reason for each session's wait, its condition, and the amount that it has spent."""
+        """Set the reason for each session's wait, its condition, its family, and the amount it has spent."""
         read_open_tools(rows)
+        children = sub_session_counts(Database(self.alias, ""), [session.pk for session in rows])
+        names = names_of_users(session.user_id for session in rows)
         keys = [session.pk for session in rows] if self.may_view(request, Run) else []
         conditions = conditions_of(Database(self.alias, ""), keys)
         for session in rows:
+            session.child_count, session.user_names = children.get(session.pk, 0), names
             session.stuck = conditions.get(session.pk)
         found = outlined(rows, self.alias, partial(self.may_view, request))
         for session in rows:
@@ -725,11 +777,31 @@ class SessionAdmin(SessionPage, SessionTable):
         said = one_line(line_of((last and last.parts) or ()), _LAST_LENGTH)
         return stacked(super().name(session), said)
 
+    @admin.display(description=_("user"), empty_value=NOTHING)
+    def user(self, session: Any) -> SafeString | None:
+        if not session.user_id:
+            return None
+        return user_link("", session.user_id, session.user_names)
+
     @admin.display(description=_("messages, steps"))
     def length(self, session: Any) -> SafeString:
         steps = ngettext("%(count)s step", "%(count)s steps", session.step_count)
         messages = number(session.outline.count, is_partial=session.outline.is_partial)
-        return stacked(messages, steps % {"count": f"{session.step_count:,}"})
+        return format_html(
+            "{}{}",
+            stacked(messages, steps % {"count": f"{session.step_count:,}"}),
+            self._family(session),
+        )
+
+    def _family(self, session: Any) -> SafeString | str:
+        """Return a link to the list of the session's sub-sessions, which the list of all sessions folds."""
+        count = session.child_count
+        if not count:
+            return ""
+        words = ngettext("%(count)s sub-session", "%(count)s sub-sessions", count)
+        shown = f"{MOST_CHILDREN}+" if count > MOST_CHILDREN else str(count)
+        url = self.list_url(Session, tenant=session.tenant, parent_session_id=session.session_id)
+        return format_html('<span class="helix-under">{}</span>', link(url, words % {"count": shown}))
 
     @admin.display(description=_("cost, tokens"))
     def spent(self, session: Any) -> SafeString:

@@ -144,7 +144,10 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
     may_view_runs = page.may_view(request, Run)
     if page.may_view(request, Session):
         if may_view_runs:
-            mark, url = mark_of_start(scope)["mark"], page.view_url(Session, "live_start")
+            mark, url = (
+                mark_of_start(scope.using, scope.tenants)["mark"],
+                page.view_url(Session, "live_start"),
+            )
             parts["live"] = {"url": url, "mark": mark, "seconds": START_SECONDS}
         sessions: QuerySet[Any] = without_payloads(scope.rows(Session)).annotate(
             title_start=start_of("title", _TITLE_LENGTH),

@@ -46,6 +46,7 @@ from helix_store.admin.elements import (
 )
 from helix_store.admin.filters import EntryTenantFilter, NamedChoicesFilter, start_of_day
 from helix_store.admin.operating import OperatedAdmin, list_action
+from helix_store.admin.users import names_of_users, user_link
 from helix_store.budgets import MOST_COUNTERS
 from helix_store.core import validation
 from helix_store.core.budgets import BudgetScope, BudgetStatus
@@ -128,7 +129,9 @@ def report_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         reports = {by: _report(scope, by, form.cleaned_data, limit=_limit(by)) for by in GROUPINGS}
         total = reports["day"].total
         context |= {
-            "sections": [_section(page, by, report, form.cleaned_data) for by, report in reports.items()],
+            "sections": [
+                _section(page, request, by, report, form.cleaned_data) for by, report in reports.items()
+            ],
             "unpriced": total.unpriced,
             "total_words": _("{tokens} tokens, {entries} entries").format(
                 tokens=f"{total.tokens.total:,}", entries=f"{total.entry_count:,}"
@@ -190,9 +193,13 @@ def _limit(by: str) -> int:
     return _LONGEST_PERIOD.days + 1 if by == "day" else _GROUPS_SHOWN
 
 
-def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[str, Any]) -> dict[str, Any]:
+def _section(
+    page: ReadOnlyAdmin, request: HttpRequest, by: str, report: UsageReport, given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a grouping on the page."""
     in_dollars = bool(report.total.cost_usd)
+    users = names_of_users(group.group for group in report.groups) if by == "user" else {}
+    may_link = by == "user" and page.may_view(request, Session)
     highest = max((_size(group, in_dollars) for group in report.groups), default=0)
     asked = {name: value for name, value in given.items() if value}
     return {
@@ -200,7 +207,7 @@ def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[s
         "by": by,
         "rows": [
             {
-                "name": _name_of(group),
+                "name": _name_of(group, users, page.list_url(Session) if may_link else ""),
                 "chart": bar(_size(group, in_dollars), maximum=highest),
                 "cost": dollars(group.known_cost),
                 "tokens": number(group.tokens.total),
@@ -218,9 +225,15 @@ def _size(group: UsageGroup, in_dollars: bool) -> float:
     return float(group.cost_usd if in_dollars else group.tokens.total)
 
 
-def _name_of(group: UsageGroup) -> str:
-    name = one_line(group.group, _NAME_LENGTH) if group.group else str(_("none"))
-    return f"{name} ({one_line(group.tenant, _NAME_LENGTH)})" if group.tenant else name
+def _name_of(group: UsageGroup, users: Mapping[str, str], sessions_url: str) -> SafeString | str:
+    """Return the name of a group. That of a user is a link to their sessions, unless its address is empty."""
+    if not group.group:
+        name: SafeString | str = str(_("none"))
+    elif sessions_url:
+        name = user_link(sessions_url, group.group, users)
+    else:
+        name = users.get(group.group) or one_line(group.group, _NAME_LENGTH)
+    return format_html("{} ({})", name, one_line(group.tenant, _NAME_LENGTH)) if group.tenant else name
 
 
 def _chart(report: UsageReport, given: Mapping[str, Any], in_dollars: bool) -> dict[str, Any]:
@@ -430,8 +443,10 @@ class BudgetAdmin(OperatedAdmin):
         first = min(number, BoundedPaginator.max_rows)
         found = reports_of_values(budget, using=self.alias, first=first, limit=_PAGE + 1)
         url = self.page_url(Budget, budget.pk)
+        values = [(each.status.value or "", bars(each)) for each in found[:_PAGE]]
+        users = names_of_users(value for value, _bars in values) if budget.scope == BudgetScope.USER else {}
         return {
-            "values": [(printable(each.status.value or ""), bars(each)) for each in found[:_PAGE]],
+            "values": [(users.get(value) or printable(value), bars) for value, bars in values],
             "is_later": first > 0,
             "first_url": url,
             "next_url": f"{url}?first={first + _PAGE}" if len(found) > _PAGE else "",

@@ -54,7 +54,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 def _wrong_values() -> Iterable[str]:
     for value in (
         *(conf.limits, conf.checkpoints_keep, conf.retention, conf.tombstone_days),
-        *(conf.chat_threads, conf.chat_flush_ms, conf.admin_tenants),
+        *(conf.chat_threads, conf.chat_flush_ms, conf.admin_tenants, conf.admin_views),
     ):
         try:
             value()
@@ -73,9 +73,9 @@ def _wrong_values() -> Iterable[str]:
             yield f'HELIX_STORE["{name}"] must be a dict.'
     if isinstance(conf.get("STREAMS"), dict):
         yield from _wrong_stream_options()
-    permission = conf.get("STREAM_PERMISSION")
-    if permission is not None and not isinstance(permission, str):
-        yield 'HELIX_STORE["STREAM_PERMISSION"] must be None or the dotted path of a callable.'
+    for name in ("STREAM_PERMISSION", "ADMIN_USERS"):
+        if conf.get(name) is not None and not isinstance(conf.get(name), str):
+            yield f'HELIX_STORE["{name}"] must be None or the dotted path of a callable.'
 
 
 def _wrong_stream_options() -> Iterable[str]:

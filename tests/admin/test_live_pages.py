@@ -18,6 +18,7 @@ from tests.admin.rows import store_of
 from tests.admin.test_clicking import _sign_in
 from tests.asgi_server import serving
 from tests.browser import chromium
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 
 LIVE = 'id="helix-live-page"'
@@ -71,7 +72,8 @@ def test_the_mark_of_a_session_changes_with_all_that_its_page_shows(browser: Bro
 
 def test_a_mark_costs_one_statement_of_the_store(browser: Browser) -> None:
     _store(browser).new_session("s", agent_type="a")
-    for url in (_url(browser), reverse("admin:helix_store_session_live_start")):
+    names = ("session_live_start", "session_live_list", "run_live_list")
+    for url in (_url(browser), *(reverse(f"admin:helix_store_{name}") for name in names)):
         browser.open(url)
         statements = [each for each in browser.open(url).statements if "helix_store" in each]
         assert len(statements) == 1
@@ -86,6 +88,37 @@ def test_the_mark_of_the_start_page_changes_with_runs_and_sessions(browser: Brow
         seen.append(_mark(browser, url))
     seen.append(_mark(browser, url))
     assert len(set(seen)) == 4
+
+
+def test_the_mark_of_the_lists_also_changes_with_steps_and_messages(browser: Browser) -> None:
+    url = reverse("admin:helix_store_session_live_list")
+    store, seen = _store(browser), [_mark(browser, url)]
+    session = store.new_session("s", agent_type="a")
+    seen.append(_mark(browser, url))
+    session.say({"role": "user", "content": "hello"})
+    seen.append(_mark(browser, url))
+    with session.turn() as turn:
+        seen.append(_mark(browser, url))
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "hello"})
+        seen.append(_mark(browser, url))
+    assert len(set(seen)) == 5
+
+
+@for_each("name", ["session_changelist", "session_graphs", "run_changelist", "lock_changelist"])
+def test_a_list_asks_for_the_mark_of_its_model(browser: Browser, name: str) -> None:
+    page = browser.open(reverse(f"admin:helix_store_{name}"))
+    model = name.partition("_")[0]
+    assert f'data-url="{reverse(f"admin:helix_store_{model}_live_list")}"' in page.html
+    mark = _mark(browser, reverse(f"admin:helix_store_{model}_live_list"))
+    assert f'data-mark="{mark}"' in page.html
+    assert page.html.count("data-helix-region") == 1
+
+
+def test_the_mark_of_a_list_needs_the_permission_to_view_its_model(visitor: Browser) -> None:
+    visitor.sign_in(*Permission.objects.filter(codename="view_run"))
+    for model, status in (("run", 200), ("session", 403)):
+        assert visitor.client.get(reverse(f"admin:helix_store_{model}_live_list")).status_code == status
 
 
 def test_marks_need_the_permission_to_view_what_they_are_about(visitor: Browser) -> None:
@@ -131,3 +164,29 @@ def test_a_page_shows_what_happens_while_somebody_reads_it(empty_db: CommittedDa
         browser.until("#helix-live-page", contains="changed")
         assert browser.run("return document.querySelector('#section textarea').value") == "half a sentence"
         assert "a post" not in browser.text("#section")
+
+
+@pytest.mark.thorough
+def test_a_list_shows_what_happens_while_somebody_reads_it(empty_db: CommittedDatabase) -> None:
+    store = store_of(empty_db)
+    store.create_session("alpha", agent_type="a")
+    with serving(empty_db) as server, chromium() as browser:
+        _sign_in(browser, server.url, empty_db)
+        browser.open(f"{server.url}/admin/helix_store/session/")
+        store.create_session("beta", agent_type="a")
+        browser.until("#helix-rows", contains="beta")
+        # Django's script knows the new rows.
+        browser.click("#action-toggle")
+        assert (
+            browser.run("return document.querySelectorAll('#result_list input.action-select:checked').length")
+            == 2
+        )
+        assert "2 of 2 selected" in browser.text(".action-counter")
+
+        # Rows that somebody has selected stay.
+        store.create_session("gamma", agent_type="a")
+        browser.until("#helix-live-page", contains="changed")
+        assert "gamma" not in browser.text("#helix-rows")
+        browser.click("#action-toggle")
+        browser.run("document.activeElement.blur()")
+        browser.until("#helix-rows", contains="gamma")

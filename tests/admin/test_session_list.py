@@ -278,11 +278,13 @@ def test_filters_and_search_take_as_many_queries_for_fifty_sessions_as_for_one(b
 def test_a_field_of_the_filters_works_within_the_form_of_a_theme(browser: Browser) -> None:
     page = browser.list_of(Session, status__exact="active", q="trip")
     fields = [attributes for _tag, attributes in page.elements.started if "form" in attributes]
-    assert {field["form"] for field in fields} == {"helix-filter-tag"}
-    assert [field.get("name") for field in fields] == ["status__exact", "q", "tag", None]
-    before, form, _after = page.html.partition('<form method="get" id="helix-filter-tag"></form>')
-    assert form
-    assert before.count("<form") == before.count("</form")
+    assert {field["form"] for field in fields} == {"helix-filter-user", "helix-filter-tag"}
+    names = [["status__exact", "q", name, None] for name in ("user", "tag")]
+    assert [field.get("name") for field in fields] == [name for each in names for name in each]
+    for name in ("user", "tag"):
+        before, form, _after = page.html.partition(f'<form method="get" id="helix-filter-{name}"></form>')
+        assert form
+        assert before.count("<form") == before.count("</form")
 
 
 def test_the_filters_are_one_line_that_says_what_is_chosen(browser: Browser) -> None:

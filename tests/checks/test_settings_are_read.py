@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from io import StringIO
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.auth.models import AnonymousUser
 from django.core.management import call_command
 from django.http import Http404, HttpRequest
 from django.test import Client, RequestFactory, override_settings
@@ -18,6 +19,8 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
 from helix_store.admin.base import permitted_tenants
+from helix_store.admin.saved_views import shown_views
+from helix_store.admin.users import names_of_users
 from helix_store.answer_pages import answer_page
 from helix_store.cleanup import erase
 from helix_store.contrib.chat import Chat
@@ -192,6 +195,20 @@ def _tenants_of_an_operator(database: CommittedDatabase) -> object:
     return permitted_tenants(RequestFactory().get("/"))
 
 
+def customers(user_ids: Sequence[str]) -> dict[str, str]:
+    return dict.fromkeys(user_ids, "A customer")
+
+
+def _name_of_a_user(database: CommittedDatabase) -> object:
+    return names_of_users(["c17"])
+
+
+def _views_of_the_list(database: CommittedDatabase) -> object:
+    request = RequestFactory().get("/")
+    request.user = AnonymousUser()
+    return shown_views(request)
+
+
 EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
     "TABLE_PREFIX": ("other_", _table),
     "LIMITS": ({"max_message_bytes": 20}, _refuses_a_message),
@@ -211,6 +228,8 @@ EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
     "CHAT_FLUSH_MS": (0, _chunks_of_an_answer),
     "ANSWER_PAGES": (True, _status_of_an_answer_page),
     "ADMIN_TENANTS": (lambda request: ["acme"], _tenants_of_an_operator),
+    "ADMIN_USERS": (f"{__name__}.customers", _name_of_a_user),
+    "ADMIN_VIEWS": ({"Failed": "status__exact=failed"}, _views_of_the_list),
 }
 
 

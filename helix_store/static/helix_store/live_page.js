@@ -15,12 +15,22 @@
   };
   const sayTime = () => say(`${words.updated} ${new Date().toLocaleTimeString(document.documentElement.lang)}`);
 
+  /* Whether somebody has changed a field. The browser chooses the first option if the page chooses none. */
+  const isChanged = (field) => {
+    if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
+    if (field.options) {
+      const chosen = [...field.options].findIndex((option) => option.defaultSelected);
+      return field.selectedIndex !== Math.max(chosen, 0);
+    }
+    return (field.value ?? "") !== (field.defaultValue ?? "");
+  };
+
   /* A region with a selection, or with a form that somebody has begun to fill in, stays as it is. */
   const isInUse = (region) => {
     const selection = document.getSelection();
     if (selection && !selection.isCollapsed && region.contains(selection.anchorNode)) return true;
     return [...region.querySelectorAll("input:not([type=hidden]), textarea, select")].some(
-      (field) => field === document.activeElement || (field.value ?? "") !== (field.defaultValue ?? field.value ?? ""),
+      (field) => field === document.activeElement || isChanged(field),
     );
   };
 
@@ -33,6 +43,9 @@
     });
     region.replaceWith(added);
     if (focused) added.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus();
+    /* Django's script knows only the boxes of the rows that are gone. */
+    const boxes = added.querySelectorAll("tr input.action-select");
+    if (boxes.length && window.Actions) window.Actions(boxes);
   };
 
   const refresh = async () => {
