@@ -38,11 +38,11 @@ from benchmarks.server import benchmark_server, create_database
 __all__ = ["BOUNDS", "Trace", "traced"]
 
 BOUNDS = {
-    "fast path": (9, 68),
-    "portable": (13, 112),
-    "SQLite": (13, 98),
-    "handle": (11, 77),
-    "handle, staging": (13, 115),  # staging also writes the session's row, so that a stale snapshot fails
+    "fast path": (9, 66),
+    "portable": (13, 110),
+    "SQLite": (13, 96),
+    "handle": (11, 75),
+    "handle, staging": (13, 113),  # staging also writes the session's row, so that a stale snapshot fails
     "turn": (20, 313),  # it asks whether the session is at rest, and reserves what its next step may spend
     "answer": (21, 144),  # an answer stores a decision; the page asks for tenants and the session's condition
     "put": (8, 62),

@@ -45,6 +45,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "ADMIN_TENANTS": None,
     "ADMIN_USERS": None,
     "ADMIN_VIEWS": {},
+    "BUILD": None,
 }
 
 TENANT_POLICY: Final = "helix_store_tenant"
@@ -59,6 +60,7 @@ _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _POSTGRES_NAME_LENGTH = 63
 _MOST_DAYS: Final = 36_500
 _MOST_THREADS: Final = 1_000
+_LONGEST_BUILD: Final = 64
 _LONGEST_FLUSH_MS: Final = 10_000
 _LONGEST_SUFFIX = len("interrupt_request_id_seq")
 
@@ -233,6 +235,16 @@ def admin_views() -> dict[str, str]:
     return views
 
 
+def build() -> str | None:
+    """Return the version of the project's code, which each run stores, or ``None``."""
+    given = get("BUILD")
+    if given is None or (isinstance(given, str) and 0 < len(given) <= _LONGEST_BUILD and given.isprintable()):
+        return given
+    raise ImproperlyConfigured(
+        f'HELIX_STORE["BUILD"] must be None or a printable string of 1 to {_LONGEST_BUILD} characters.'
+    )
+
+
 def is_citus(database: Mapping[str, Any]) -> bool:
     """Return whether Citus distributes the tables, according to the entry in ``DATABASES``."""
     return database.get("HELIX_STORE_CITUS") is True
@@ -249,6 +261,11 @@ def limits(given: Limits | None = None) -> Limits:
         return Limits(**configured)
     except (TypeError, ValueError) as exc:
         raise ImproperlyConfigured(f'HELIX_STORE["LIMITS"]: {exc}') from exc
+
+
+def rules_of_step(given: Limits | None = None) -> tuple[Limits, int | None]:
+    """Return the `limits` and the `checkpoints_keep` that a step obeys. Every step asks for both."""
+    return limits(given), checkpoints_keep()
 
 
 def stream_options() -> StreamOptions:

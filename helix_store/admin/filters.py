@@ -35,7 +35,7 @@ from helix_store.core import moments, validation
 from helix_store.core.moments import as_utc
 from helix_store.core.types import SESSION_EXPIRED, TERMINAL_STATUSES, RunStatus, SessionStatus
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import has_tag
+from helix_store.engine.expressions import NoIndexHint, has_tag
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.models import Post, Run, Session
 from helix_store.reports.payloads import PayloadText
@@ -330,6 +330,38 @@ class AgentTypeFilter(SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
         return queryset if chosen is None else queryset.filter(agent_type=chosen)
+
+
+class BuildFilter(SimpleListFilter):
+    """A filter that offers the builds of the newest runs, and finds the newest runs of a build.
+
+    No index covers the builds, because every start of a run would have to write to it.
+    """
+
+    template = FILTER
+    title = _("build")
+    parameter_name = "build"
+    newest = 1_000
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        runs = model_admin.scope(request).rows(Run)
+        # SQLite would choose an index on another column.
+        newest = runs.order_by(NoIndexHint("pk").desc()).values_list("build", flat=True)[: self.newest]
+        names = {name for name in newest if name}
+        if chosen := self.value():
+            names.add(chosen)
+        return [(name, one_line(name, _LABEL_LENGTH)) for name in sorted(names)]
+
+    def has_output(self) -> bool:
+        return bool(self.lookup_choices)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        newest, has_others = newest_rows(queryset, NEWEST_SEARCHED)
+        request.is_of_newest_runs = has_others  # type: ignore[attr-defined]  # for the list, which says so
+        return newest.filter(build=chosen)
 
 
 class NamedChoicesFilter(ChoicesFieldListFilter):

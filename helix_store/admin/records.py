@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from django.contrib import admin
@@ -38,7 +39,7 @@ from helix_store.admin.elements import (
     text_block,
     under,
 )
-from helix_store.admin.filters import ChoiceFilter, NamedChoicesFilter
+from helix_store.admin.filters import NEWEST_SEARCHED, BuildFilter, ChoiceFilter, NamedChoicesFilter
 from helix_store.admin.operating import OperatedAdmin, list_action
 from helix_store.core import moments
 from helix_store.core.transcript import is_unread, parts_of
@@ -124,8 +125,17 @@ _REASON_LENGTH = 60
 
 @admin.register(Run)
 class RunAdmin(SessionChildAdmin):
-    list_display = ("name", "of_session", own_column("turn"), "outcome", "steps", "started", "lasted")
-    list_filter = (("status", NamedChoicesFilter),)
+    list_display = (
+        "name",
+        "of_session",
+        own_column("turn"),
+        "outcome",
+        "steps",
+        "build_name",
+        "started",
+        "lasted",
+    )
+    list_filter = (("status", NamedChoicesFilter), BuildFilter)
     list_texts = {"reason_start": start_of("completion_reason", _REASON_LENGTH)}
     ordering = ("-session_id", "-turn")
     fields = (
@@ -137,6 +147,7 @@ class RunAdmin(SessionChildAdmin):
         "step_count",
         "start_sequence",
         "fencing_token",
+        "build_name",
         "started_exactly",
         "ended_exactly",
         "lasted",
@@ -149,6 +160,13 @@ class RunAdmin(SessionChildAdmin):
     started_exactly = column("started_at", _("started"), format_time)
     ended_exactly = column("ended_at", _("ended"), format_time)
     status_badge = column("status", _("status"), badge)
+    build_name = column("build", _("build"), lambda build: identifier(build or NOTHING))
+
+    def list_notes(self, request: HttpRequest) -> Iterator[str]:
+        yield from super().list_notes(request)
+        if getattr(request, "is_of_newest_runs", False):
+            words = gettext("Filtered among the newest %(count)s runs.")
+            yield words % {"count": f"{NEWEST_SEARCHED:,}"}
 
     @admin.display(description=_("outcome"))
     def outcome(self, run: Any) -> SafeString:

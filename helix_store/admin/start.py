@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from itertools import islice
 from typing import Any, Final
 
 from django.contrib.admin import AdminSite
@@ -73,6 +74,7 @@ _MOST_COUNTED: Final = 1_000
 _TITLE_LENGTH: Final = 60
 _CAUSE: Final = 80
 _CAUSES_SHOWN: Final = 8
+_BUILDS_SHOWN: Final = 3
 _DAYS: Final = 7
 _DAYS_OF_COSTS: Final = 14
 _NEWEST_FIRST: Final = ("-updated_at", "-session_id")
@@ -114,6 +116,8 @@ class Cause:
 
     name: str
     by_day: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    builds: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """How many failed in each build, the newest build first."""
     newest: datetime | None = None
     session_key: int = 0
     said: str = ""
@@ -326,10 +330,10 @@ def _failures(
     since = start_of_day(days_ago=_DAYS - 1)
     causes: dict[str, Cause] = {}
     seen: set[int] = set()
-    for key, error, at in _failed_runs(scope, since) if may_view_runs else ():
+    for key, error, at, build in _failed_runs(scope, since) if may_view_runs else ():
         said = said_by(error)
         name = said.partition(":")[0] or gettext("no reason given")
-        _count(causes, name, key, at, said.partition(":")[2].strip())
+        _count(causes, name, key, at, said.partition(":")[2].strip(), build)
         seen.add(key)
     for key, reason, at in _failed_sessions(scope, sessions, since):
         if key not in seen:
@@ -349,18 +353,26 @@ def _failures(
             if session is None
             else _session_link(page, session, section="timeline" if may_view_runs else ""),
             "said": one_line(cause.said, _CAUSE),
+            "builds": [
+                (printable(build), _bounded(count), page.list_url(Run, status__exact="failed", build=build))
+                for build, count in islice(cause.builds.items(), _BUILDS_SHOWN)
+            ],
         }
 
 
-def _count(causes: dict[str, Cause], name: str, key: int, at: datetime, said: str) -> None:
+def _count(
+    causes: dict[str, Cause], name: str, key: int, at: datetime, said: str, build: str | None = None
+) -> None:
     cause = causes.setdefault(name, Cause(name=name))
+    if build is not None:
+        cause.builds[build] += 1
     cause.by_day[str(at.astimezone(project_zone()).date())] += 1
     if cause.newest is None or at > cause.newest:
         cause.newest, cause.session_key, cause.said = at, key, said
 
 
-def _failed_runs(scope: Scope, since: datetime) -> list[tuple[int, str | None, datetime]]:
-    """Return failures among the newest runs: no index covers the time at which runs end.
+def _failed_runs(scope: Scope, since: datetime) -> list[tuple[int, str | None, datetime, str | None]]:
+    """Return failures among the newest runs, the newest first: no index covers the time at which runs end.
 
     For some of the tenants, they are those of the sessions that changed last, because the newest runs of all
     tenants may be those of others.
@@ -372,7 +384,9 @@ def _failed_runs(scope: Scope, since: datetime) -> list[tuple[int, str | None, d
         failed = runs.filter(pk__in=newest.values("pk")[:NEWEST_RUNS])
     else:
         failed = runs.filter(session_id__in=_keys_of_newest(scope, scope.rows(Session)))
-    return list(failed.order_by("-pk").values_list("session_id", start_of("error", 4 * _CAUSE), "ended_at"))
+    return list(
+        failed.order_by("-pk").values_list("session_id", start_of("error", 4 * _CAUSE), "ended_at", "build")
+    )
 
 
 def _keys_of_newest(scope: Scope, sessions: QuerySet[Any]) -> list[int]:

@@ -54,7 +54,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 def _wrong_values() -> Iterable[str]:
     for value in (
         *(conf.limits, conf.checkpoints_keep, conf.retention, conf.tombstone_days),
-        *(conf.chat_threads, conf.chat_flush_ms, conf.admin_tenants, conf.admin_views),
+        *(conf.chat_threads, conf.chat_flush_ms, conf.admin_tenants, conf.admin_views, conf.build),
     ):
         try:
             value()

@@ -472,6 +472,8 @@ class Run(Serializable):
     ended_at: datetime | None = None
     completion_reason: str | None = None
     error: JSON = None
+    build: str | None = None
+    """The ``BUILD`` of the settings when the run was started or last continued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,6 +261,8 @@ class Run(models.Model):
     # The amounts that a budget refused, if one has stopped the run.
     refused_usd = CostField(null=True, blank=True, editable=False)
     refused_tokens = models.BigIntegerField(null=True, blank=True, editable=False)
+    # The version of the project's code that has started the run, or continued it last.
+    build = IdentifierField(null=True, blank=True)
 
     objects = RunQuerySet.as_manager()
 

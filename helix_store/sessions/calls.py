@@ -256,7 +256,8 @@ class StepCalls(StoreCalls):
             operation_id=operation_id,
             run_id=run_id,
         )
-        return write.committed_by(self._backend.steps.commit, self.limits, keep=conf.checkpoints_keep())[0]
+        limits, keep = conf.rules_of_step(self._given_limits)
+        return write.committed_by(self._backend.steps.commit, limits, keep=keep)[0]
 
     astart_run = async_twin(start_run)
     aupdate_run = async_twin(update_run)

@@ -11,6 +11,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+from helix_store import conf
 from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.effects import Effect
@@ -630,6 +631,7 @@ class MemoryRuns(MemoryOperations):
                 step_count=0,
                 start_sequence=start_sequence,
                 started_at=moments.now(),
+                build=conf.build(),
             )
             draft.runs[run_id] = StoredRun(started, guard.fencing_token)
             draft.interrupt = None
@@ -714,6 +716,7 @@ def _updated(stored: StoredRun, update: RunUpdate) -> StoredRun:
                 run.completion_reason if update.completion_reason is None else update.completion_reason
             ),
             ended_at=end_of_run(update.status, run.ended_at, moments.now()),
+            build=conf.build() if update.status is RunStatus.RUNNING else run.build,
         ),
         error=stored.error if update.error is None else update.error,
         refused_usd=stored.refused_usd if update.refused_usd is None else update.refused_usd,

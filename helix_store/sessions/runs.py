@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, QuerySet, Subquery
 
+from helix_store import conf
 from helix_store.core import moments
 from helix_store.core.types import (
     InterruptKind,
@@ -227,6 +228,7 @@ class DatabaseRuns(DatabaseOperations):
             "expected_version": version,
             "fencing_token": token,
             "at": moments.now(),
+            "build": conf.build(),
         }
         run = self._written_once(statement, parameters, locked)
         return run, superseded[-1] if superseded else None
@@ -297,6 +299,7 @@ class DatabaseRuns(DatabaseOperations):
             start_sequence=start_sequence,
             fencing_token=guard.fencing_token,
             started_at=at,
+            build=conf.build(),
             call_ids=with_recorded(None, call_id),  # type: ignore[misc]  # the field is nullable
         )
         if has_interrupt:
@@ -348,12 +351,12 @@ class DatabaseRuns(DatabaseOperations):
             check_may_run(run_id, row.status, row.completion_reason)
             self._interrupts_of(key).delete()
             update_row(self.db, Session, key, _NOT_STOPPED)
-        row.status, row.ended_at = update.status.value, None
+        row.status, row.ended_at, row.build = update.status.value, None, conf.build()
         given = {name: getattr(update, name) for name in ("step_count", "completion_reason", "error")}
         for name, value in given.items():
             if value is not None:
                 setattr(row, name, value)
-        row.save(using=self.db.alias, update_fields=["status", "ended_at", *given])
+        row.save(using=self.db.alias, update_fields=["status", "ended_at", "build", *given])
         return run_from(row, session_id)
 
     @reads

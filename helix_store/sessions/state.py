@@ -882,6 +882,7 @@ def run_from(row: Any, session_id: str) -> Run:
         ended_at=row.ended_at,
         completion_reason=row.completion_reason,
         error=None if row.error is None else decode(row.error),
+        build=row.build,
     )
 
 

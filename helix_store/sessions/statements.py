@@ -494,10 +494,11 @@ def start_run(*, is_expected: bool, is_fenced: bool) -> Statement:
             WHERE {" AND ".join(conditions)} RETURNING id
         )
         INSERT INTO {_RUN} (session_id, run_id, turn, status, step_count, start_sequence, fencing_token,
-            started_at, call_ids)
+            started_at, build, call_ids)
         SELECT head.id, %(run_id)s, 1 + coalesce((
                 SELECT turn FROM {_RUN} WHERE session_id = head.id ORDER BY turn DESC LIMIT 1
-            ), 0), 'running', 0, %(start_sequence)s, %(fencing_token)s, %(at)s, {recorded("''")}
+            ), 0), 'running', 0, %(start_sequence)s, %(fencing_token)s, %(at)s, %(build)s,
+            {recorded("''")}
         FROM head WHERE NOT EXISTS (SELECT 1 FROM {_INTERRUPT} WHERE session_id = head.id)
         ON CONFLICT DO NOTHING
         RETURNING {", ".join(RUN_COLUMNS)}"""

@@ -227,7 +227,8 @@ class StoreBase(StoreSet, OpensSessions):
         expected version. Raises `ConflictError` if any of these changes no longer exists.
         """
         steps = self.sessions._operations.steps
-        return step.committed_by(steps.commit, self.limits, keep=conf.checkpoints_keep())
+        limits, keep = conf.rules_of_step(self.sessions._own_limits)
+        return step.committed_by(steps.commit, limits, keep=keep)
 
     def _announce_waiting(self, session_id: str, root_session_id: str, opened: list[str]) -> None:
         """Send the signal that a step has opened calls, after the commit."""

@@ -191,6 +191,11 @@ def _status_of_an_answer_page(database: CommittedDatabase) -> int:
         return 404
 
 
+def _build_of_a_run(database: CommittedDatabase) -> object:
+    store = _store_with_session(database)
+    return store.start_run("s").build
+
+
 def _tenants_of_an_operator(database: CommittedDatabase) -> object:
     return permitted_tenants(RequestFactory().get("/"))
 
@@ -227,6 +232,7 @@ EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
     "CHAT_THREADS": (1, _chats_at_once),
     "CHAT_FLUSH_MS": (0, _chunks_of_an_answer),
     "ANSWER_PAGES": (True, _status_of_an_answer_page),
+    "BUILD": ("2026.11.2", _build_of_a_run),
     "ADMIN_TENANTS": (lambda request: ["acme"], _tenants_of_an_operator),
     "ADMIN_USERS": (f"{__name__}.customers", _name_of_a_user),
     "ADMIN_VIEWS": ({"Failed": "status__exact=failed"}, _views_of_the_list),

@@ -141,7 +141,7 @@ def test_completed_and_failed_are_the_terminal_statuses() -> None:
         (
             Run,
             "run_id session_id turn status step_count start_sequence started_at ended_at completion_reason "
-            "error",
+            "error build",
         ),
         (
             SubSessionRef,

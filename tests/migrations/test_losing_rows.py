@@ -12,9 +12,11 @@ from django.db import transaction
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
+from django.test import override_settings
 
 from helix_store.core.types import StepInfo
 from helix_store.items import ItemLog
+from helix_store.models import Run
 from helix_store.stores import (
     DatabaseBudgetStore,
     DatabaseLockManager,
@@ -25,7 +27,7 @@ from helix_store.stores import (
 from helix_store.testing.usage.base import custom
 from tests.migrations.conftest import FreshDatabase
 
-NEWEST = "0018_answer_permission"
+NEWEST = "0019_builds"
 
 
 @pytest.fixture
@@ -122,6 +124,14 @@ def hold_a_lock(alias: str) -> Callable[[], object]:
     return lambda: locks.force_release("lock")
 
 
+def add_a_build(alias: str) -> Callable[[], object]:
+    store = DatabaseStateStore(alias)
+    store.create_session("s", agent_type="agent")
+    with override_settings(HELIX_STORE={"BUILD": "a1b2c3"}):
+        store.start_run("s")
+    return lambda: Run.objects.using(alias).update(build=None)
+
+
 def test_a_refusal_leaves_the_newest_schema_and_a_working_app(
     alias: str, fresh_database: FreshDatabase
 ) -> None:
@@ -142,6 +152,7 @@ ROWS: tuple[tuple[str, Callable[[str], Callable[[], object]]], ...] = (
     ("0008_additions", add_an_approval),
     ("0011_budgets", add_an_approval),
     ("0010_approvals", add_a_budget),
+    ("0018_answer_permission", add_a_build),
     ("zero", add_a_session),
     ("zero", add_usage_of_a_deleted_session),
     ("zero", hold_a_lock),

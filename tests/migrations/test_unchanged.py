@@ -30,6 +30,7 @@ DIGESTS: Final[dict[str, str]] = {
     "helix_store.0016_effects": "47a8b74fb487458f",
     "helix_store.0017_stuck_sessions": "ebb724951c3f23a0",
     "helix_store.0018_answer_permission": "255be74434decff9",
+    "helix_store.0019_builds": "cf7da63581cb52a9",
     "helix_store_claude_agent.0001_sessions": "db74547993d4d258",
     "helix_store_langgraph.0001_checkpoints": "c6564e5b74511455",
     "helix_store_langgraph.0002_memories": "424878c2eff1254c",

@@ -290,6 +290,7 @@ _RUN_COLUMNS: Final = (
     "turn",
     "status",
     "step_count",
+    "build",
     "started_at",
     "ended_at",
     "fencing_token",
@@ -510,7 +511,9 @@ def _run_lane(
 
 
 def _notes_on(shown: Shown, run: dict[str, Any], following: dict[str, Any] | None) -> Iterator[str]:
-    """Yield how a run has ended, and why."""
+    """Yield the build of a run, how the run has ended, and why."""
+    if run["build"]:
+        yield gettext("build %(build)s") % {"build": printable(run["build"])}
     worker = shown.worker_of(run)
     if run["reason"] == SUPERSEDED:
         yield gettext("its worker was gone")
