@@ -116,6 +116,43 @@ def test_the_index_lists_each_page_once() -> None:
     assert listed == Counter(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
 
 
+FIRST_QUESTIONS: Final = {
+    "stream": "out.text(delta)",
+    "wait for a person": "step.ask_approval(",
+    "next turn in a worker": "@receiver(",
+    "worker dies": "$ kill -9",
+    "payment be made twice": "turn.effect(id, retry=True)",
+    "delete everything about a user": "helix_erase",
+    "test my agent": "InMemoryStore()",
+    "upgrade": "manage.py migrate",
+    "deploy while sessions wait": "Send SIGTERM to the old workers",
+    "keep customers apart": "Store(tenant=",
+    "limit what an agent spends": "set_budget(",
+    "while the agent is working": "session.post(",
+}
+"""What a reader asks first, and what the section must say to which the overview links."""
+
+
+@for_each("question", FIRST_QUESTIONS)
+def test_a_first_question_is_answered_within_two_clicks_of_the_readme(question: str) -> None:
+    assert "](docs/index.md)" in (ROOT / "README.md").read_text()
+    overview = (ROOT / "docs" / "index.md").read_text()
+    (links,) = re.findall(rf"^\| [^|]*{question}[^|]* \| (.+) \|$", overview, re.MULTILINE)
+    answers = [_section(*link) for link in re.findall(r"\]\(([\w-]+\.md)#([\w-]+)\)", links)]
+    assert [answer for answer in answers if FIRST_QUESTIONS[question] in answer]
+
+
+def _section(page: str, anchor: str) -> str:
+    """The text below a heading, up to the next one of its level."""
+    text = (ROOT / "docs" / page).read_text()
+    plain = CODE.sub(lambda block: re.sub("^#", " ", block[0], flags=re.MULTILINE), text)
+    for heading in re.finditer(r"^(#+) (.+)$", plain, re.MULTILINE):
+        if re.sub(r"[^\w\- ]", "", heading[2].lower()).replace(" ", "-") == anchor:
+            end = re.search(rf"^#{{1,{len(heading[1])}}} ", plain[heading.end() :], re.MULTILINE)
+            return text[heading.start() : heading.end() + end.start() if end else None]
+    raise AssertionError(f"{page} has no section {anchor}")
+
+
 def test_two_pages_do_not_share_the_id_of_a_session_or_stream() -> None:
     creation = re.compile(r"(?:create_session|create_writer)\(\s*\"([^\"]+)\"")
     ids = [session_id for page in PAGES for session_id in set(creation.findall(page.read_text()))]
