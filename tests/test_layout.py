@@ -30,6 +30,9 @@ PUBLIC_NAMES = {
     "helix_store.contrib.claude_agent": "DjangoClaudeSessions DjangoSessionStore",
     "helix_store.contrib.google_adk": "DjangoSessionService",
     "helix_store.contrib.langgraph": "DjangoSaver DjangoStore UsageRecorder chat_answer register_types",
+    "helix_store.contrib.metrics": (
+        "Figures HealthView HelixCollector MetricsView bearer_token read_figures"
+    ),
     "helix_store.contrib.openai_agents": "DjangoSession RunStateClaim RunStateStore StoredRunState",
     "helix_store.contrib.pydantic_ai": "DjangoConversationStore",
     "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
