@@ -244,7 +244,7 @@ class TenantFilter(SimpleListFilter):
     template = FILTER
     title = _("tenant")
     parameter_name = "tenant"
-    _keeps_order = {"p", "e", "order", "expiry", "q", "tag", "condition"}
+    _keeps_order = {"p", "e", "order", "expiry", "q", "tag", "condition", "family"}
     """Parameters of a list that does not need the tenants, because it is read in index order or by keys."""
     _is_small = {"waiting"}
     """Parameters that have an index with few rows, which may be read for all tenants."""
@@ -431,21 +431,24 @@ class ConditionFilter(ChoiceFilter):
         return queryset.filter(pk__in=list(found))
 
 
-FAMILY: Final = "family"
 _UNFILTERED: Final = frozenset({"p", "e", "all", "order", "tenant"})
 """Parameters of a list of all sessions. With any other, the list has what was asked for."""
 
 
+def is_folded(request: HttpRequest) -> bool:
+    """Return whether a list shows the sub-sessions of its sessions as their number only."""
+    return _UNFILTERED.issuperset(request.GET)
+
+
 class FamilyFilter(ChoiceFilter):
-    """Whether the list of all sessions also has the sub-sessions. A filter or a search always finds them."""
+    """Whether the list of all sessions folds sub-sessions. A filter or a search shows all that it finds."""
 
     title = _("sub-sessions")
-    parameter_name = FAMILY
+    parameter_name = "family"
     options: Any = (("all", _("listed")),)
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        is_folded = self.value() is None and _UNFILTERED.issuperset(request.GET)
-        return queryset.filter(parent_session_id__isnull=True) if is_folded else queryset
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return queryset  # `SessionAdmin.complete_rows` folds the rows of a page, which needs no index.
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         default, *others = super().choices(changelist)

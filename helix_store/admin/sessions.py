@@ -79,6 +79,7 @@ from helix_store.admin.filters import (
     UserFilter,
     WaitingFilter,
     found_sessions,
+    is_folded,
     read_open_tools,
     reason_of,
     status_or_condition,
@@ -526,12 +527,12 @@ def _interrupt(view: SessionView) -> dict[str, Any] | None:
     }
 
 
-MOST_CHILDREN: Final = 100
+MOST_CHILDREN: Final = 20
 """The number of sub-sessions that are counted for a row of the list."""
 
 _CHILDREN: Final = for_keys(
     f"""SELECT s.id, (SELECT count(*) FROM (SELECT c.id FROM {table(Session)} c
-            WHERE c.tenant = s.tenant AND c.parent_session_id = s.session_id LIMIT {MOST_CHILDREN + 1}) few)
+            WHERE c.tenant = s.tenant AND c.parent_session_id = s.session_id LIMIT {MOST_CHILDREN + 1}) page)
         FROM {table(Session)} s WHERE s.id IN %(keys)s"""
 )
 
@@ -749,7 +750,13 @@ class SessionAdmin(SessionPage, SessionTable):
         return context
 
     def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
-        """Set the reason for each session's wait, its condition, its family, and the amount it has spent."""
+        """Set the reason for each session's wait, its condition, its family, and the amount it has spent.
+
+        A list of all sessions leaves out those whose parent is on the page.
+        """
+        if is_folded(request):
+            shown = {(session.tenant, session.session_id) for session in rows}
+            rows[:] = [each for each in rows if (each.tenant, each.parent_session_id) not in shown]
         read_open_tools(rows)
         children = sub_session_counts(Database(self.alias, ""), [session.pk for session in rows])
         names = names_of_users(session.user_id for session in rows)

@@ -27,6 +27,7 @@ _NOT_A_TABLE = (
     "highest",
     "known",
     "page",
+    "running",
     "subquery",
     "entries",
     "moment",
@@ -154,7 +155,9 @@ def _in_sqlite(database: CommittedDatabase, sql: str, parameters: Any) -> Plan:
             native.set_progress_handler(None, 0)
     plan = Plan("\n".join([sql, *lines]), rows_read=operations)
     # A table is in the order of its key: what is read before the limit is in the operations.
-    is_in_order = re.search(r'ORDER BY ("\w+"\."id"|1) DESC LIMIT \d+$|^SELECT MAX\("\w+"\."id"\)', sql)
+    is_in_order = re.search(
+        r'ORDER BY ("\w+"\."id"|1) DESC LIMIT \d+$|^SELECT MAX\("\w+"\."id"\)|\(SELECT max\(id\)', sql
+    )
     for line in lines:
         found = re.match(r"(?:SCAN|SEARCH) (?:\d+ (?=CONSTANT))?(\S+)", line)
         # A virtual table is a parameter of JSON, and no table of ours.
