@@ -175,6 +175,8 @@ def _table_names() -> list[str]:
 
 
 _SAMPLES: Final = 10
+_PAGES_AT_ONCE: Final = 10
+"""How many of the setting's pages are examined together, unless they are also fixed."""
 _RuleOnTable = tuple[str, str | None]
 """A rule and a table in which it is broken."""
 
@@ -274,7 +276,8 @@ class _Examination:
                 if self._listener.must_stop():
                     raise Stopped
 
-            scope = replace(self._scope, page_size=conf.page_size(), after_page=after_page)
+            size = conf.page_size() * (1 if self._fixes else _PAGES_AT_ONCE)
+            scope = replace(self._scope, page_size=size, after_page=after_page)
             try:
                 for page in check.run(scope):
                     self._count(page)

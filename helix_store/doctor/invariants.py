@@ -15,10 +15,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import repeat
 from typing import Any, Final
 
-from django.db.models import Exists, Max, Min, Model, OuterRef, QuerySet
+from django.db.models import Count, Exists, Max, Model, OuterRef, QuerySet
 
 from helix_store.budgets import NOTHING, count_again, counters_of, sums_of
 from helix_store.catalogue import Table, declared, tables
@@ -41,7 +40,7 @@ from helix_store.doctor.findings import (
     table_of,
 )
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import for_keys, keyset_pages, list_parameter
+from helix_store.engine.expressions import for_keys, list_parameter, paced_pages
 from helix_store.engine.statement import Clock, Statement, table, with_clock
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import (
@@ -371,16 +370,19 @@ def orphans(scope: Scope) -> Iterator[Fault]:
 
 def _orphans(scope: Scope, model: Any, column: str, owner: Any) -> Iterator[tuple[int, int]]:
     rows = scope.all_rows(model)
-    ends = scope.db.query(lambda: rows.aggregate(first=Min("pk"), last=Max("pk")))
-    if ends["first"] is None:
-        return
     known = scope.all_rows(owner).filter(pk=OuterRef(column))
-    # Use key ranges, not pages: most rows have an owner, so a page of orphans could scan the whole table.
-    for start in range(ends["first"], ends["last"] + 1, scope.page_size):
-        page = rows.filter(~Exists(known), pk__gte=start, pk__lt=start + scope.page_size)
-        found = fetched(scope.db, page.order_by("pk").values_list("pk", column))
-        yield from found
-        scope.after_page(scope.page_size)
+    # Most rows have an owner, so a page of orphans could scan the whole table: examine one range of keys at a
+    # time, which ends at the last of the page's rows however far apart their keys are.
+    after, is_last = -1, False
+    while not is_last:
+        page = rows.filter(pk__gt=after).order_by("pk").values("pk")[: scope.page_size]
+        ends = scope.db.query(partial(page.aggregate, count=Count("pk"), last=Max("pk")))
+        if not ends["count"]:
+            return
+        of_range = rows.filter(~Exists(known), pk__gt=after, pk__lte=ends["last"])
+        yield from fetched(scope.db, of_range.order_by("pk").values_list("pk", column))
+        scope.after_page(ends["count"])
+        after, is_last = ends["last"], ends["count"] < scope.page_size
 
 
 @each(Stream, "stream-last-off", "stream-floor-off", "stream-hole")
@@ -519,8 +521,8 @@ SUSPICIONS: Final = (
 )
 
 
-_PAGE: Final = 50
-"""The maximum number of rows whose payloads are in memory at once: each may be as long as the limits."""
+_MOST_PAYLOADS: Final = 1_000
+"""The maximum number of rows whose payloads are in memory at once; fewer if the payloads are long."""
 
 _SOUND_ENVELOPE: Final = '{"agent_type":"any","status":"active"}'
 
@@ -592,7 +594,7 @@ def _paged(
     scope: Scope, rows: QuerySet[Any], order: tuple[str, ...], columns: tuple[str, ...]
 ) -> Iterator[_Row]:
     """Yield the position of each row in an order and its columns, one page of payloads at a time."""
-    for page in keyset_pages(scope.db, rows, order, *columns, sizes=repeat(_PAGE)):
+    for page in paced_pages(scope.db, rows, order, *columns, most=_MOST_PAYLOADS):
         for row in page:
             yield row[len(columns) :], row[: len(columns)]
         scope.after_page(len(page))

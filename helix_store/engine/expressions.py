@@ -34,6 +34,7 @@ from django.db.models import (
     QuerySet,
     Value,
 )
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.db.models.lookups import GreaterThan, LessThan
 
@@ -343,6 +344,17 @@ def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]
         f"{column} = ANY(%({parameter})s::{column_type}[])",
         f"{column} IN (SELECT value FROM json_each(%({parameter})s))",
     )
+
+
+def with_keys(db: Database, rows: QuerySet[Any], column: str, keys: Sequence[int]) -> QuerySet[Any]:
+    """Filter rows by the values of a column of numbers, which are one parameter.
+
+    ``column__in`` has a placeholder for each value, and Django and the driver handle each of them.
+    """
+    name = f'{table(rows.model)}."{rows.model._meta.get_field(column).column}"'
+    condition = is_in_list(name, "keys", "bigint")[0 if db.is_postgresql else 1].replace("%(keys)s", "%s")
+    is_one_of_them = RawSQL(condition, [list_parameter(db, keys)], output_field=BooleanField())  # noqa: S611  names of the model
+    return rows.filter(is_one_of_them)
 
 
 def looked_up(model: type[Model], alias: str, condition: str, *, end: str = "LIMIT 1") -> tuple[str, str]:

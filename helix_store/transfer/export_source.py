@@ -25,7 +25,7 @@ from helix_store import conf
 from helix_store.catalogue import Table, declared, tables
 from helix_store.core.limits import MAX_CALL_BYTES
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import Pace, distinct_values, keyset_pages
+from helix_store.engine.expressions import Pace, distinct_values, keyset_pages, with_keys
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, shown_id
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.heads import forest_keys
@@ -48,8 +48,8 @@ from helix_store.transfer.records import (
     units,
 )
 
-_MOST_UNITS: Final = 100
-_MOST_ROWS: Final = 1_000
+_MOST_UNITS: Final = 500
+_MOST_ROWS: Final = 5_000
 
 _Values = tuple[Any, ...]
 _Found = dict[Any, list[_Values]] | None
@@ -214,14 +214,18 @@ class DatabaseSource:
 
     def _found(self, part: ExportedPart, keys: Sequence[int]) -> _Found:
         pace, parent = self._paces[part], part.format.parent
-        rows = self._rows(part.format.model).filter(**{f"{parent}__in": keys}, **part.only)
+        rows = with_keys(self._db, self._rows(part.format.model), parent, keys).filter(**part.only)
         page = rows.order_by(parent, *part.order).values_list(parent, *part.format.selected)
-        values = self._db.query(lambda: list(page[: pace.rows]))
-        is_all = len(values) < pace.rows
-        pace.measure(values)
-        if not is_all:
-            return None
-        return {parent: [row[1:] for row in group] for parent, group in groupby(values, key=itemgetter(0))}
+        read = 0
+        while read < (most := pace.rows):  # Once more if the rows are smaller than those before them.
+            values: list[_Values] = self._db.query(partial(list, page[:most]))
+            pace.measure(values)
+            if len(values) < most:
+                return {
+                    parent: [row[1:] for row in group] for parent, group in groupby(values, key=itemgetter(0))
+                }
+            read = most
+        return None
 
     def _pages(self, part: ExportedPart, rows: QuerySet[Any], key: int | None = None) -> Iterator[Record]:
         """Yield the rows of one parent, page by page."""

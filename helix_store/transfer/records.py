@@ -253,6 +253,7 @@ class RecordFormat:
             for field in table.model._meta.concrete_fields
             if field.name not in left_out
         )
+        self._written = tuple((column.name, column.write, column.is_nullable) for column in self.columns)
         self.names = frozenset(column.name for column in self.columns)
         self.selected = tuple(column.name for column in self.columns)
         if self.reference is not None:
@@ -262,17 +263,17 @@ class RecordFormat:
     def record_of(self, values: tuple[Any, ...], session_key: int | None) -> dict[str, Any]:
         """Return the record of a row of ``selected``, without null values. Raises `IntegrityFault`."""
         record: dict[str, Any] = {RECORD_KEY: self.record}
-        for column, value in zip(self.columns, values, strict=False):
+        for (name, write, is_nullable), value in zip(self._written, values, strict=False):
             if value is not None:
-                record[column.name] = value if column.write is None else column.write(value)
-            elif not column.is_nullable:
-                raise IntegrityFault(f"The {column.name} of a row of {self.model.__name__} cannot be read.")
+                record[name] = value if write is None else write(value)
+            elif not is_nullable:
+                raise IntegrityFault(f"The {name} of a row of {self.model.__name__} cannot be read.")
         if self.reference is not None:
             key, *reference, owner = values[len(self.columns) :]
             if key is not None:
                 if owner is None or owner != session_key:
-                    name = f"{self.reference} of a row of {self.model.__name__}"
-                    raise IntegrityFault(f"The {name} is not a checkpoint of its session.")
+                    of_row = f"{self.reference} of a row of {self.model.__name__}"
+                    raise IntegrityFault(f"The {of_row} is not a checkpoint of its session.")
                 record[self.reference] = reference
         return record
 
@@ -396,7 +397,9 @@ def _bytes(value: Any) -> bytes:
 
 
 def _moment_text(moment: datetime) -> str:
-    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return moment.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def _moment(value: Any) -> datetime:
