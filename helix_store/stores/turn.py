@@ -388,6 +388,8 @@ class Turn(NotCopied, BothContexts):
         self._rests = rest
         self.recovered: Run | None = None
         """The run of a worker that died, which this turn has ended."""
+        self.tracing: dict[str, Any] | None = None
+        """The tracing context with which the session was suspended, if this turn has resumed it."""
         self._newest_run: Run | None = None
         self._is_at_rest = False
         self._uncommitted = UncommittedSteps()
@@ -643,6 +645,7 @@ class Turn(NotCopied, BothContexts):
         may_receive = self._receives and self.session._has_posts and loaded.has_posts
         if readiness.is_suspended:
             state = store.resume(session_id, expected_version=state.version, fencing_token=token)
+            self.tracing = state.tracing_context
         status = state.status
         if self.run is None:
             self.run, superseded = self.session._stores.start_run(
