@@ -44,7 +44,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store import conf
-from helix_store.admin.elements import LABELS, identifier, link
+from helix_store.admin.elements import LABELS, grouped, identifier, link
 from helix_store.admin.live import LIST_SECONDS, mark_of_lists
 from helix_store.core import validation
 from helix_store.core.limits import MAX_TITLE_BYTES
@@ -406,7 +406,7 @@ class ReadOnlyAdmin(ModelAdmin):
             words = gettext(
                 "Filtered among the newest %(count)s rows. Choose a tenant to see all of its rows."
             )
-            yield words % {"count": f"{NEWEST_FILTERED:,}"}
+            yield words % {"count": grouped(NEWEST_FILTERED)}
         if getattr(request, "is_by_tenant", False):
             yield gettext("Sorted by tenant, then by time. Choose a tenant to sort by time alone.")
 

@@ -236,14 +236,14 @@ def value_block(value: Any, *, open_up_to: int = OPEN_UP_TO) -> SafeString:
     return format_html(
         '<details class="helix-json"{}><summary>{}</summary><pre>{}</pre>{}</details>',
         " open" if len(text) <= open_up_to else "",
-        words % {"count": f"{line_count:,}"},
+        words % {"count": grouped(line_count)},
         visible_json(text),
         _cut() if is_cut else "",
     )
 
 
 def _cut() -> SafeString:
-    return note(gettext("Cut after %(count)s characters.") % {"count": f"{JSON_LIMIT:,}"})
+    return note(gettext("Cut after %(count)s characters.") % {"count": grouped(JSON_LIMIT)})
 
 
 def printable(text: str) -> str:
@@ -411,8 +411,19 @@ def own_column(name: str) -> Callable[[Any], Any]:
     return value
 
 
+def grouped(value: Decimal | int) -> str:
+    """Return a number with the separators of the reader's language."""
+    return formats.number_format(value, force_grouping=True)
+
+
+def money(cost: Decimal) -> str:
+    """Return a rounded cost as the reader's language writes it."""
+    amount = formats.number_format(rounded_cost(cost).replace(",", ""), force_grouping=True)
+    return gettext("$%(amount)s") % {"amount": amount}
+
+
 def number(count: int, *, is_partial: bool = False) -> SafeString:
-    return format_html('<span class="helix-number">{}{}</span>', "> " if is_partial else "", f"{count:,}")
+    return format_html('<span class="helix-number">{}{}</span>', "> " if is_partial else "", grouped(count))
 
 
 def dollars(cost: Decimal | None, *, is_partial: bool = False) -> SafeString:
@@ -420,10 +431,10 @@ def dollars(cost: Decimal | None, *, is_partial: bool = False) -> SafeString:
     if cost is None:
         return format_html('<span class="helix-number">{}</span>', NOTHING)
     return format_html(
-        '<span class="helix-number" title="{} USD">{}${}</span>',
+        '<span class="helix-number" title="{} USD">{}{}</span>',
         exact_cost(cost),
         "> " if is_partial else "",
-        rounded_cost(cost),
+        money(cost),
     )
 
 

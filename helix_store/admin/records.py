@@ -22,6 +22,7 @@ from helix_store.admin.elements import (
     distance,
     duration,
     format_time,
+    grouped,
     hide_secrets,
     identifier,
     json_block,
@@ -166,7 +167,7 @@ class RunAdmin(SessionChildAdmin):
         yield from super().list_notes(request)
         if getattr(request, "is_of_newest_runs", False):
             words = gettext("Filtered among the newest %(count)s runs.")
-            yield words % {"count": f"{NEWEST_SEARCHED:,}"}
+            yield words % {"count": grouped(NEWEST_SEARCHED)}
 
     @admin.display(description=_("outcome"))
     def outcome(self, run: Any) -> SafeString:
@@ -235,7 +236,7 @@ class CheckpointAdmin(SessionChildAdmin):
     which = column("kind", _("kind"), name_of_status)
     steps = column("step_count", _("steps"), int)
     messages = column("message_count", _("messages"), int)
-    size = column("size_bytes", _("bytes"), "{:,}".format)
+    size = column("size_bytes", _("bytes"), grouped)
     written_at = column("created_at", _("created"), stamp)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:

@@ -45,9 +45,11 @@ from helix_store.admin.elements import (
     column,
     distance,
     dollars,
+    grouped,
     identifier,
     json_block,
     link,
+    money,
     name_of_status,
     narrow,
     note,
@@ -99,7 +101,6 @@ from helix_store.checkpointers.snapshots import SNAPSHOT_AGENT_TYPE
 from helix_store.core import moments
 from helix_store.core.transcript import ConversationMessage
 from helix_store.core.types import NON_TERMINAL_STATUSES, TERMINAL_STATUSES, RunStatus, SessionStatus
-from helix_store.core.usage import rounded_cost
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import for_keys, list_parameter
 from helix_store.engine.statement import table
@@ -158,12 +159,12 @@ class SessionTable(OperatedAdmin):
         found: Found | None = getattr(request, "found", None)
         if found is not None and found.is_bounded:
             words = gettext("Only the newest %(count)s sessions were searched for words.")
-            yield words % {"count": f"{NEWEST_SEARCHED:,}"}
+            yield words % {"count": grouped(NEWEST_SEARCHED)}
         if found is not None and found.is_cut:
             words = gettext(
                 "%(count)s or more sessions match, so some may be missing. Search for more words, or filter."
             )
-            yield words % {"count": f"{MOST_FOUND:,}"}
+            yield words % {"count": grouped(MOST_FOUND)}
 
     @admin.display(description=_("session"))
     def name(self, session: Any) -> SafeString:
@@ -267,7 +268,7 @@ class CheckpointerTable(SessionTable):
 
     def checkpoint_link(self, checkpoint: Checkpoint, label: str) -> SafeString:
         """Return a link to the newest checkpoint and, below it, a link to all checkpoints of the session."""
-        version = gettext("version %(number)s") % {"number": f"{checkpoint.version:,}"}
+        version = gettext("version %(number)s") % {"number": grouped(checkpoint.version)}
         return format_html(
             '{}<span class="helix-under">{}, {}</span>',
             link(self.page_url(Checkpoint, checkpoint.pk), label),
@@ -331,7 +332,7 @@ class SnapshotThreads(CheckpointerTable):
         if session.newest is None:
             return None
         size = session.newest.size_bytes
-        return ngettext("%(count)s byte", "%(count)s bytes", size) % {"count": f"{size:,}"}
+        return ngettext("%(count)s byte", "%(count)s bytes", size) % {"count": grouped(size)}
 
     @admin.display(description=_("claim"), empty_value=NOTHING)
     def claim(self, session: Any) -> SafeString | None:
@@ -441,7 +442,7 @@ def _spent(view: SessionView) -> Any:
         return
     if rollup is not None and rollup.entry_count:
         total = rollup.tokens.total
-        yield _("Spent"), f"${rounded_cost(rollup.cost_usd)} · {total:,} " + str(_("tokens"))
+        yield _("Spent"), f"{money(rollup.cost_usd)} · {grouped(total)} " + str(_("tokens"))
 
 
 def _lock(view: SessionView) -> Any:
@@ -796,7 +797,7 @@ class SessionAdmin(SessionPage, SessionTable):
         messages = number(session.outline.count, is_partial=session.outline.is_partial)
         return format_html(
             "{}{}",
-            stacked(messages, steps % {"count": f"{session.step_count:,}"}),
+            stacked(messages, steps % {"count": grouped(session.step_count)}),
             self._family(session),
         )
 
@@ -814,7 +815,7 @@ class SessionAdmin(SessionPage, SessionTable):
     def spent(self, session: Any) -> SafeString:
         total: SessionTotal = session.total
         tokens = ngettext("%(count)s token", "%(count)s tokens", total.tokens) % {
-            "count": f"{total.tokens:,}"
+            "count": grouped(total.tokens)
         }
         cost = dollars(total.cost_usd, is_partial=total.is_partial)
         return stacked(cost, f"> {tokens}" if total.is_partial else tokens)

@@ -38,7 +38,9 @@ from helix_store.admin.elements import (
     badge,
     distance,
     dollars,
+    grouped,
     link,
+    money,
     one_line,
     printable,
     short_id,
@@ -470,7 +472,8 @@ def _column(
 ) -> list[tuple[float, str]]:
     at = formats.date_format(day.date(), "SHORT_DATE_FORMAT")
     return [
-        (float(costs.get(agent, 0)), f"{at}, {names[agent]}: ${costs.get(agent, 0):.2f}") for agent in series
+        (float(costs.get(agent, 0)), f"{at}, {names[agent]}: {money(costs.get(agent, Decimal()))}")
+        for agent in series
     ]
 
 
@@ -534,4 +537,4 @@ def _counted(rows: QuerySet[Any]) -> str:
 
 
 def _bounded(count: int) -> str:
-    return f"{_MOST_COUNTED:,}+" if count > _MOST_COUNTED else f"{count:,}"
+    return f"{grouped(_MOST_COUNTED)}+" if count > _MOST_COUNTED else grouped(count)

@@ -32,8 +32,10 @@ from helix_store.admin.elements import (
     distance,
     dollars,
     format_time,
+    grouped,
     link,
     meter,
+    money,
     narrow,
     note,
     number,
@@ -51,7 +53,7 @@ from helix_store.budgets import MOST_COUNTERS
 from helix_store.core import validation
 from helix_store.core.budgets import BudgetScope, BudgetStatus
 from helix_store.core.payloads import exact_cost
-from helix_store.core.usage import UsageGroup, UsageReport, rounded_cost
+from helix_store.core.usage import UsageGroup, UsageReport
 from helix_store.exceptions import InvalidPayload
 from helix_store.models import Budget, Session, UsageEntry
 from helix_store.reports.payloads import project_zone
@@ -134,7 +136,7 @@ def report_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
             ],
             "unpriced": total.unpriced,
             "total_words": _("{tokens} tokens, {entries} entries").format(
-                tokens=f"{total.tokens.total:,}", entries=f"{total.entry_count:,}"
+                tokens=grouped(total.tokens.total), entries=grouped(total.entry_count)
             ),
             "total_cost": dollars(total.known_cost),
         }
@@ -244,7 +246,7 @@ def _chart(report: UsageReport, given: Mapping[str, Any], in_dollars: bool) -> d
         day = given["since"] + timedelta(days=days)
         size, text = 0.0, _day(day)
         if (group := found.get(str(day))) is not None:
-            shown = f"${rounded_cost(group.cost_usd)}" if in_dollars else f"{group.tokens.total:,}"
+            shown = money(group.cost_usd) if in_dollars else grouped(group.tokens.total)
             size, text = _size(group, in_dollars), f"{text}: {shown}"
         drawn.append([(size, text)])
     return {"columns": stacked_columns(drawn), "ends": [_day(given["since"]), _day(given["until"])]}
@@ -348,7 +350,7 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     def quantity(self, entry: UsageEntry) -> str:
         if entry.amount is None:
             return NOTHING
-        return f"{entry.amount:,g} {one_line(entry.custom_unit or '', 20)}".strip()
+        return f"{grouped(Decimal(f'{entry.amount:g}'))} {one_line(entry.custom_unit or '', 20)}".strip()
 
 
 _BUDGET_NAME_LENGTH: Final = 80
@@ -455,7 +457,7 @@ class BudgetAdmin(OperatedAdmin):
 
 def _counted(count: int) -> str:
     if count > MOST_COUNTERS:
-        return gettext("more than {count} have spent").format(count=f"{MOST_COUNTERS:,}")
+        return gettext("more than {count} have spent").format(count=grouped(MOST_COUNTERS))
     return ngettext("%d has spent", "%d have spent", count) % count
 
 
@@ -466,7 +468,7 @@ def _highest(report: BudgetReport) -> SafeString:
         else gettext("highest: {value}")
     )
     shown = one_line(report.status.value or "", _BUDGET_NAME_LENGTH)
-    return under(words.format(count=f"{MOST_COUNTERS:,}", value=shown))
+    return under(words.format(count=grouped(MOST_COUNTERS), value=shown))
 
 
 # --- Cells: the scope that a budget limits, its period, and a bar with a caption for each limit
@@ -506,18 +508,22 @@ def _bar(limit: LimitReport) -> SafeString:
 
 def limit_words(limit: LimitReport) -> str:
     """Return how much of a limit has been spent."""
-    given = {"spent": limit.amount(limit.spent), "limit": limit.amount(limit.limit)}
+    given = {"spent": _amount(limit.spent), "limit": _amount(limit.limit)}
     if limit.unit == "usd":
         return gettext("{spent} of {limit}").format(**given)
     return gettext("{spent} of {limit} tokens").format(**given)
 
 
+def _amount(value: Decimal | int) -> str:
+    return money(value) if isinstance(value, Decimal) else grouped(value)
+
+
 def _rest(limit: LimitReport) -> str:
-    held, left = limit.amount(limit.held), limit.amount(limit.remaining)
+    held, left = _amount(limit.held), _amount(limit.remaining)
     if not limit.held:
         return gettext("{left} left").format(left=left)
     return gettext("{held} held, {left} left").format(held=held, left=left)
 
 
 def _exact(value: Any) -> str:
-    return f"{exact_cost(value)} USD" if isinstance(value, Decimal) else f"{value:,}"
+    return f"{exact_cost(value)} USD" if isinstance(value, Decimal) else grouped(value)

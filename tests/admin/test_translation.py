@@ -22,6 +22,7 @@ from django.utils.translation.template import templatize
 import helix_store
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.models import Checkpoint, Lock, Session, Stream
+from helix_store.stores import DatabaseUsageStore
 from tests.admin.conftest import Browser, Page
 from tests.admin.labels import labels_of
 from tests.admin.rows import MODELS, rows_of, store_of, write_session
@@ -197,3 +198,25 @@ def test_the_wheel_contains_the_catalog(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("locale/de/LC_MESSAGES/django.mo", "static/helix_store/lists.css"):
         assert f"helix_store/{name}" in names
+
+
+def test_numbers_have_the_separators_of_the_language(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    entry = {"kind": "tokens", "session_id": "s", "step_count": 1, "timestamp": 1_772_400_000_000}
+    source = {"source": {"type": "agent", "name": "a"}, "model": "m", "cost_usd": "1234.5"}
+    usage = DatabaseUsageStore(browser.database.alias, tenant=browser.database.tenant)
+    usage.record_entry({**entry, **source, "tokens": {"total": 1_234_567}})
+    session = Session.objects.using(browser.database.alias).get(session_id="s")
+    report = reverse("admin:helix_store_usageentry_report")
+    period = {"since": "2026-03-01", "until": "2026-03-03"}
+    for language, cost, tokens in (("en", "$1,234.50", "1,234,567"), ("de", "1.234,50 $", "1.234.567")):
+        with override_settings(LANGUAGE_CODE=language):
+            pages = [
+                browser.list_of(Session),
+                browser.page_of(session, section="usage"),
+                browser.open(report, **period),
+            ]
+        for page in pages:
+            assert cost in page.text
+            assert tokens in page.text

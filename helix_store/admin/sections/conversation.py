@@ -23,7 +23,7 @@ from django.utils.translation import gettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import clock, duration, identifier, link, printable, stamp
+from helix_store.admin.elements import clock, duration, grouped, identifier, link, money, printable, stamp
 from helix_store.admin.records import item_preview
 from helix_store.admin.sections.section import NOT_IN_A_NAME, Section, SessionView
 from helix_store.admin.sections.waits import mark_approvals
@@ -32,7 +32,6 @@ from helix_store.catalogue.table import WholeConversation
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.transcript import ConversationMessage, Part, TurnPart, paired
 from helix_store.core.types import UsageKind
-from helix_store.core.usage import rounded_cost
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.items import lane_name
 from helix_store.models import Checkpoint, Item, Message, Run, Session, UsageEntry
@@ -171,9 +170,8 @@ class StepSpent:
     def words(self) -> str:
         if not self.tokens:
             return ""
-        return (
-            f"{self.tokens:,} tokens · ${rounded_cost(self.cost)}" if self.cost else f"{self.tokens:,} tokens"
-        )
+        words = gettext("%(count)s tokens") % {"count": grouped(self.tokens)}
+        return f"{words} · {money(self.cost)}" if self.cost else words
 
 
 def _spent(view: SessionView, counts: list[int]) -> dict[tuple[str | None, int], StepSpent]:
@@ -320,7 +318,7 @@ def _threads(view: SessionView, name: str, page: ConversationPage) -> list[dict[
         for each in named
     ]
     if (page.thread_count or 0) > len(page.threads):
-        words = gettext("More of %(count)s threads") % {"count": f"{page.thread_count:,}"}
+        words = gettext("More of %(count)s threads") % {"count": grouped(page.thread_count)}
         url = view.url(of=name, thread=page.thread, threads=last) if len(named) > 1 else ""
         links.append({"name": words, "url": url or view.url(of=name, thread=page.thread)})
     return links
@@ -329,7 +327,7 @@ def _threads(view: SessionView, name: str, page: ConversationPage) -> list[dict[
 def _unread(view: SessionView) -> list[str]:
     """Return the names and numbers of the session's rows that no conversation shows."""
     rows = unread_rows(view.db, view.session.pk, view.may_view)
-    return [f"{printable(name)}: {count:,}" for name, count in rows.items()]
+    return [f"{printable(name)}: {grouped(count)}" for name, count in rows.items()]
 
 
 def _downloads(view: SessionView) -> list[dict[str, str]]:
@@ -617,5 +615,5 @@ def _counted(view: SessionView, number: int, table: Table) -> Any:
 def _linked(view: SessionView, model: type[Model], rows: int) -> str | SafeString:
     site = view.page.admin_site
     if site.is_registered(model) and isinstance(site.get_model_admin(model), SessionChildAdmin):
-        return link(view.list_url(model), f"{rows:,}")
-    return f"{rows:,}"
+        return link(view.list_url(model), grouped(rows))
+    return grouped(rows)

@@ -21,11 +21,13 @@ from helix_store.admin.elements import (
     difference,
     distance,
     duration,
+    grouped,
     hide_secrets,
     identifier,
     json_block,
     link,
     matches,
+    money,
     one_line,
     printable,
     progress,
@@ -36,7 +38,7 @@ from helix_store.admin.sections.section import ENVELOPE, NOT_IN_A_NAME, Section,
 from helix_store.admin.usage import bars, capped, renewal
 from helix_store.core.payloads import decode, join_path
 from helix_store.core.types import CheckpointHead, SessionState
-from helix_store.core.usage import CallStats, TokenCounts, UsageRollup, rounded_cost
+from helix_store.core.usage import CallStats, TokenCounts, UsageRollup
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidCursor, InvalidPayload
 from helix_store.models import Budget, Checkpoint, Session, SubSessionRef, UsageEntry
 from helix_store.reports.payloads import PayloadText, changes_between, json_start, shown_state, whole_state
@@ -92,7 +94,7 @@ class Details(Section):
         return {
             "facts": [
                 *((label, printable(value)) for label, value in facts if value),
-                *((label, f"{value:,}") for label, value in counts),
+                *((label, grouped(value)) for label, value in counts),
                 *((label, stamp(value)) for label, value in times if value is not None),
             ],
             "documents": [
@@ -351,7 +353,7 @@ class Usage(Section):
                 *(_calls(view, _("sub-agent"), name, stats) for name, stats in _first(tree.sub_agents)),
             ],
             "custom": [
-                {"kind": printable(kind), "name": _name(name), "amount": f"{amount:,}"}
+                {"kind": printable(kind), "name": _name(name), "amount": grouped(amount)}
                 for kind, amounts in _first(tree.custom)
                 for name, amount in _first(amounts)
             ],
@@ -370,28 +372,28 @@ def _first(values: dict[str, Any]) -> Any:
 def _column(heading: Any, rollup: UsageRollup) -> dict[str, Any]:
     return {
         "heading": heading,
-        "cost": rounded_cost(rollup.cost_usd),
-        "entries": f"{rollup.entry_count:,}",
-        "sessions": f"{rollup.session_count:,}",
-        "calls": f"{rollup.tool_stats.total_calls:,}",
+        "cost": money(rollup.cost_usd),
+        "entries": grouped(rollup.entry_count),
+        "sessions": grouped(rollup.session_count),
+        "calls": grouped(rollup.tool_stats.total_calls),
         **_tokens("", rollup.tokens),
     }
 
 
 def _tokens(name: str, counts: TokenCounts) -> dict[str, str]:
-    numbers = {key: f"{value:,}" for key, value in counts.to_dict().items()}
-    return {"name": name, "audio": f"{counts.audio_prompt + counts.audio_completion:,}", **numbers}
+    numbers = {key: grouped(value) for key, value in counts.to_dict().items()}
+    return {"name": name, "audio": grouped(counts.audio_prompt + counts.audio_completion), **numbers}
 
 
 def _calls(view: SessionView, kind: Any, name: str | None, stats: CallStats) -> dict[str, Any]:
     try:
         took = duration(timedelta(milliseconds=stats.total_duration_ms))
     except OverflowError:
-        took = f"{stats.total_duration_ms:,} ms"
+        took = f"{grouped(stats.total_duration_ms)} ms"
     return {
         "kind": kind,
         "name": _name(name),
-        "calls": f"{stats.calls:,}",
+        "calls": grouped(stats.calls),
         "failures": stats.failures,
         "failures_url": view.url("timeline", failed=name or ""),
         "took": took,

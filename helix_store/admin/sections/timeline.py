@@ -21,8 +21,10 @@ from helix_store.admin.elements import (
     distance,
     duration,
     format_time,
+    grouped,
     identifier,
     link,
+    money,
     name_of_status,
     one_line,
     printable,
@@ -34,7 +36,7 @@ from helix_store.admin.sections.effects import with_held
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.core import moments
 from helix_store.core.types import SUSPENDED_STATUSES, RunStatus, UsageKind
-from helix_store.core.usage import cost_from_units, rounded_cost
+from helix_store.core.usage import cost_from_units
 from helix_store.engine.expressions import ExactSum
 from helix_store.exceptions import HelixStoreError
 from helix_store.models import (
@@ -158,8 +160,8 @@ class Spent:
         self.failed += entry["success"] is False
 
     def __str__(self) -> str:
-        tokens = gettext("%(count)s tokens") % {"count": f"{self.tokens:,}"} if self.tokens else ""
-        return " · ".join(filter(None, (tokens, f"${rounded_cost(self.cost)}" if self.cost else "")))
+        tokens = gettext("%(count)s tokens") % {"count": grouped(self.tokens)} if self.tokens else ""
+        return " · ".join(filter(None, (tokens, money(self.cost) if self.cost else "")))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -536,7 +538,7 @@ def _notes_on(shown: Shown, run: dict[str, Any], following: dict[str, Any] | Non
 
 
 def _failed_words(count: int) -> str:
-    return gettext("%(count)s failed") % {"count": f"{count:,}"} if count else ""
+    return gettext("%(count)s failed") % {"count": grouped(count)} if count else ""
 
 
 def _inside(

@@ -28,6 +28,7 @@ from helix_store.admin.elements import (
     NOTHING,
     difference,
     distance,
+    grouped,
     identifier,
     json_block,
     moment_of_epoch,
@@ -479,7 +480,7 @@ def _past(row: Any) -> dict[str, Any]:
     return {
         **_named(row),
         "state": state,
-        "position": NOTHING if row.position is None else f"{row.position:,}",
+        "position": NOTHING if row.position is None else grouped(row.position),
     }
 
 
