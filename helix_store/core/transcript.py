@@ -15,7 +15,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -224,8 +224,9 @@ class Part:
     """A part of a message. ``name`` and ``call_id`` belong to a tool call, or to the call of a result.
 
     The ``text`` of a call holds its arguments. The ``text`` of a file is its URL or its length, and its
-    ``name`` is the name of the file or its media type. ``rest`` holds the fields of the part, and for the
-    last part those of the message, that nothing else shows: JSON objects, one on each line.
+    ``name`` is the name of the file or its media type, and its ``data`` its content in base64, if the message
+    holds all of it. ``rest`` holds the fields of the part, and for the last part those of the message, that
+    nothing else shows: JSON objects, one on each line.
     """
 
     kind: PartKind
@@ -234,6 +235,7 @@ class Part:
     call_id: str | None = None
     is_error: bool = False
     rest: str = ""
+    data: str | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -664,7 +666,8 @@ def _file(fields: Fields, item: Mapping[str, Any], kind: str) -> list[Part]:
     size = f"{len(data.rstrip('=')) * 3 // 4:,} bytes"
     size = f"more than {size}" if is_cut else size
     text = address if address and not data else f"{address} ({size})" if address else size
-    return [Part(kind="file", text=text, name=name, rest=fields.rest), *said]
+    content = data if data and not is_cut else None
+    return [Part(kind="file", text=text, name=name, rest=fields.rest, data=content), *said]
 
 
 def _whole(item: Mapping[str, Any], kind: str) -> Part:

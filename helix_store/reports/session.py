@@ -264,7 +264,12 @@ def _plain_message(message: ConversationMessage) -> dict[str, Any]:
         "created_at": message.at and message.at.isoformat(),
         "step": message.step,
         "is_cut": message.is_cut,
-        "parts": None if message.parts is None else [asdict(part) for part in message.parts],
+        # The content of files is in the stored message.
+        "parts": None
+        if message.parts is None
+        else [
+            {name: value for name, value in asdict(part).items() if name != "data"} for part in message.parts
+        ],
         "stored": message.stored,
     }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,13 +17,15 @@ from urllib.parse import urlencode
 from django.core.exceptions import PermissionDenied
 from django.db.models import Count, IntegerField, Model, Value
 from django.db.models.functions import Length
-from django.http import FileResponse, Http404
+from django.http import FileResponse, Http404, HttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.http import content_disposition_header
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.admin import markdown
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import clock, duration, grouped, identifier, link, money, printable, stamp
 from helix_store.admin.records import item_preview
@@ -65,6 +69,20 @@ _LEAST_SHOWN: Final = 600
 _ENTRIES: Final = 500
 _OPEN_TEXT: Final = 2_400
 _OPEN_RESULT: Final = 280
+_LONGEST_FILE: Final = 8_000_000
+"""The maximum number of characters of base64 that the page shows as an image, or offers as a file."""
+
+_SNIFFED: Final = 64
+"""The number of characters of base64 that tell the type of an image."""
+
+_IMAGES: Final = {
+    re.compile(rb"\x89PNG\r\n\x1a\n"): "image/png",
+    re.compile(rb"\xff\xd8\xff"): "image/jpeg",
+    re.compile(rb"GIF8[79]a"): "image/gif",
+    re.compile(rb"RIFF....WEBP", re.DOTALL): "image/webp",
+}
+"""Images that browsers show and that hold no scripts, by the beginning of their content."""
+
 _KNOWN_ROLES: Final = ("user", "assistant", "system", "developer", "tool")
 
 
@@ -105,6 +123,7 @@ class Conversation(Section):
             "choices": [each for each in choices if each],
             "unread_rows": _unread(view) if is_empty else [],
             "downloads": [] if is_empty else _downloads(view),
+            "markdown": _markdown_choice(view) if markdown.is_available() and not is_empty else None,
         }
 
     def _own(self, view: SessionView) -> dict[str, Any]:
@@ -318,7 +337,7 @@ def _threads(view: SessionView, name: str, page: ConversationPage) -> list[dict[
         for each in named
     ]
     if (page.thread_count or 0) > len(page.threads):
-        words = gettext("More of %(count)s threads") % {"count": grouped(page.thread_count)}
+        words = gettext("More of %(count)s threads") % {"count": grouped(page.thread_count or 0)}
         url = view.url(of=name, thread=page.thread, threads=last) if len(named) > 1 else ""
         links.append({"name": words, "url": url or view.url(of=name, thread=page.thread)})
     return links
@@ -328,6 +347,15 @@ def _unread(view: SessionView) -> list[str]:
     """Return the names and numbers of the session's rows that no conversation shows."""
     rows = unread_rows(view.db, view.session.pk, view.may_view)
     return [f"{printable(name)}: {grouped(count)}" for name, count in rows.items()]
+
+
+def _markdown_choice(view: SessionView) -> dict[str, Any]:
+    """Return the URL of this page with the text of its messages as it is stored, or with it as Markdown."""
+    is_raw = bool(view.text("raw"))
+    given = {
+        name: view.request.GET[name] for name in ("of", "thread", "start", "step") if name in view.request.GET
+    }
+    return {"is_raw": is_raw, "url": view.url(**given, raw=None if is_raw else 1)}
 
 
 def _downloads(view: SessionView) -> list[dict[str, str]]:
@@ -347,7 +375,9 @@ def conversation_file(view: SessionView) -> HttpResponseBase:
     if not Conversation().is_visible(view):
         raise PermissionDenied
     store, session_id = view.store, view.session.session_id
-    number = view.number("number")
+    number, place = view.number("number"), view.number("file")
+    if number is not None and place is not None:
+        return file_of_message(view, number, place)
     if number is not None:
         chunks = _one_as_json(view, number)
     elif view.text("format") == "markdown":
@@ -377,6 +407,16 @@ def conversation_file(view: SessionView) -> HttpResponseBase:
 
 def _one_as_json(view: SessionView, number: int) -> Iterator[str]:
     """Yield one message as it is stored. Raise ``Http404`` if the user may not view it or it is gone."""
+    message = _message(view, number)
+    if message is None or message.stored is None:
+        raise Http404
+    text, is_long = json_start(message.stored, DOCUMENT_LIMIT)
+    # Indented, a long message could be two hundred times as long: it may be nested that deeply.
+    yield json.dumps(message.stored, ensure_ascii=False) if is_long else text
+
+
+def _message(view: SessionView, number: int) -> ConversationMessage | None:
+    """Return a message of the conversation that the URL names, or ``None`` if the user may not view it."""
     name, thread = view.text("of"), view.request.GET.get("thread")
     found: Iterable[ConversationMessage] = ()
     if not name and view.may_view(Message):
@@ -385,11 +425,7 @@ def _one_as_json(view: SessionView, number: int) -> Iterator[str]:
         if conversation.name == name:
             found = messages_of(view.db, view.session.pk, conversation, thread, first=number)
     message = next(iter(found), None)
-    if message is None or message.number != number or message.stored is None:
-        raise Http404
-    text, is_long = json_start(message.stored, DOCUMENT_LIMIT)
-    # Indented, a long message could be two hundred times as long: it may be nested that deeply.
-    yield json.dumps(message.stored, ensure_ascii=False) if is_long else text
+    return message if message is not None and message.number == number else None
 
 
 def _step_of(message: ConversationMessage) -> tuple[Any, dict[str, Any]] | None:
@@ -429,6 +465,7 @@ def blocks(
     spoken = {turn.sequence: turn.parts for turn in paired(readable, cut)}
     times = {each.number: each.at for each in messages}
     urls = {each.number: whole_url(each) for each in messages}
+    reads_markdown = markdown.is_available() and not view.text("raw")
     found = []
     shown_key = None
     for message in messages:
@@ -436,7 +473,14 @@ def blocks(
             continue
         parts = spoken.get(message.number)
         key, step = step_of(message) or (None, None)
-        said = None if parts is None else list(_said(parts[:_PARTS], message.number, times, urls))
+        said: list[dict[str, Any]] | None = None
+        if parts is not None:
+            said = list(_said(parts[:_PARTS], message.number, times, urls))
+        for each in said or () if reads_markdown else ():
+            if each["kind"] == "text":
+                head, tail = markdown.divided(each["text"] + each["rest"], _OPEN_TEXT)
+                each |= {"html": markdown.as_html(head), "rest_html": markdown.as_html(tail) if tail else ""}
+        _add_file_urls(said or (), message, urls[message.number])
         found.append(
             {
                 "sequence": message.number,
@@ -453,6 +497,52 @@ def blocks(
         )
         shown_key = key
     return found
+
+
+def _add_file_urls(said: Iterable[dict[str, Any]], message: ConversationMessage, whole_url: str) -> None:
+    """Add the URLs of the files whose data the message holds, and whether they are images."""
+    if f"?number={message.number}" not in whole_url:
+        return
+    shown = [each for each in said if each["kind"] == "file"]
+    files = [part for part in message.parts or () if part.kind == "file"]
+    for place, (each, part) in enumerate(zip(shown, files, strict=False)):
+        if part.data is not None and len(part.data) <= _LONGEST_FILE:
+            each["file_url"] = f"{whole_url}&file={place}"
+            each["is_image"] = _image_type(_decoded(part.data[:_SNIFFED]) or b"") is not None
+
+
+def _image_type(content: bytes) -> str | None:
+    """Return the media type of content that begins as an image of a known type does."""
+    return next((kind for mark, kind in _IMAGES.items() if mark.match(content)), None)
+
+
+def _decoded(data: str) -> bytes | None:
+    """Return the content of base64, of either alphabet and with or without padding."""
+    text = "".join(data.split()).rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True) or None
+    except ValueError:
+        return None
+
+
+def file_of_message(view: SessionView, number: int, place: int) -> HttpResponse:
+    """Return a file whose data a message holds: an image of a known type to show, any other to download.
+
+    Raise ``Http404`` if the user may not view the message or it has no such file.
+    """
+    message = _message(view, number)
+    files = [part for part in (message and message.parts) or () if part.kind == "file"]
+    data = files[place].data if place < len(files) else None
+    content = _decoded(data) if data is not None and len(data) <= _LONGEST_FILE else None
+    if content is None:
+        raise Http404
+    kind = _image_type(content)
+    response = HttpResponse(content, content_type=kind or "application/octet-stream")
+    name = NOT_IN_A_NAME.sub("_", files[place].name)[:80] or "file"
+    response["Content-Disposition"] = content_disposition_header(kind is None, name) or "inline"
+    response["X-Content-Type-Options"] = "nosniff"
+    response["Content-Security-Policy"] = "default-src 'none'; sandbox"
+    return response
 
 
 def _said(

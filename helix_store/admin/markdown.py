@@ -1,0 +1,75 @@
+"""Markdown in messages, if the extra ``markdown`` is installed.
+
+markdown-it-py reads the text without HTML in it, and nh3 leaves only the elements that are listed here.
+Images become links, because a page loads nothing from other hosts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.utils.safestring import SafeString
+
+try:
+    import nh3
+    from markdown_it import MarkdownIt
+except ImportError:
+    _READER: Any = None
+else:
+    # A line break in a message is one, as in plain text.
+    _READER = MarkdownIt("commonmark", {"html": False, "breaks": True})
+    _READER.enable(["table", "strikethrough"]).disable(["image"])
+
+_TAGS: Final = frozenset(
+    {
+        *("p", "br", "hr", "blockquote", "pre", "code", "em", "strong", "s", "a", "ul", "ol", "li"),
+        *("h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
+    }
+)
+_ATTRIBUTES: Final = {"a": {"href", "title"}, "ol": {"start"}}
+_SCHEMES: Final = frozenset({"http", "https", "mailto"})
+_HEADINGS: Final = 3
+"""The level of the heading above a message, below which its own headings are."""
+
+
+def is_available() -> bool:
+    """Return whether the extra is installed."""
+    return _READER is not None
+
+
+def as_html(text: str) -> SafeString:
+    """Return Markdown as HTML that holds nothing but known elements and links."""
+    tokens = _READER.parse(text)
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(6, int(token.tag[1:]) + _HEADINGS)}"
+    html = _READER.renderer.render(tokens, _READER.options, {})
+    # Cleaned as the last step, so the parser need not be trusted.
+    return SafeString(
+        nh3.clean(
+            html,
+            tags=set(_TAGS),
+            attributes={tag: set(names) for tag, names in _ATTRIBUTES.items()},
+            url_schemes=set(_SCHEMES),
+            link_rel="noopener noreferrer nofollow",
+        )
+    )
+
+
+def divided(text: str, limit: int) -> tuple[str, str]:
+    """Divide a long text between two paragraphs, or else two words, and never within a block of code."""
+    if len(text) <= limit * 1.2:
+        return text, ""
+    end, space, is_code, position = 0, 0, False, 0
+    for line in text.splitlines(keepends=True):
+        if line.lstrip().startswith(("```", "~~~")):
+            is_code = not is_code
+        if not is_code:
+            space = max(space, text.rfind(" ", 0, min(position + len(line), limit)) + 1)
+        position += len(line)
+        if position > limit and (end or space):
+            break
+        if not line.strip() and not is_code:
+            end = position
+    end = end or space
+    return (text[:end], text[end:]) if end else (text, "")
