@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from helix_store.conf import sqlite_options as sqlite_options
     from helix_store.core.approvals import ApprovedCall as ApprovedCall
     from helix_store.core.approvals import call_digest as call_digest
-    from helix_store.core.budgets import Budget as Budget
-    from helix_store.core.budgets import BudgetStatus as BudgetStatus
     from helix_store.core.contracts import LockManager as LockManager
     from helix_store.core.contracts import StateStore as StateStore
     from helix_store.core.contracts import UsageStore as UsageStore
@@ -67,6 +65,8 @@ if TYPE_CHECKING:
     from helix_store.core.types import Submission as Submission
     from helix_store.core.types import SubSessionRef as SubSessionRef
     from helix_store.core.types import UsageKind as UsageKind
+    from helix_store.core.usage import Budget as Budget
+    from helix_store.core.usage import BudgetStatus as BudgetStatus
     from helix_store.core.usage import UsageBucket as UsageBucket
     from helix_store.core.usage import UsageEntry as UsageEntry
     from helix_store.core.usage import UsagePage as UsagePage
@@ -125,7 +125,6 @@ _NAMES_BY_HOME: Final = {
     "helix_store.workspaces": "StorageWorkspaceProvider WorkspaceProvider",
     "helix_store.conf": "sqlite_options",
     "helix_store.core.approvals": "ApprovedCall call_digest",
-    "helix_store.core.budgets": "Budget BudgetStatus",
     "helix_store.core.contracts": "LockManager StateStore UsageStore",
     "helix_store.core.effects": "Effect EffectPage",
     "helix_store.core.ids": "new_id",
@@ -138,7 +137,7 @@ _NAMES_BY_HOME: Final = {
         PendingToolCall Run RunStatus SessionHead SessionMode SessionPage SessionState SessionStatus
         StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef Submission
         UsageKind""",
-    "helix_store.core.usage": "UsageBucket UsageEntry UsagePage UsageRollup",
+    "helix_store.core.usage": "Budget BudgetStatus UsageBucket UsageEntry UsagePage UsageRollup",
     "helix_store.sessions.messages": "announce_due_posts",
     "helix_store.signals": """
         effect_unknown session_answered session_expired session_failed session_finished session_posted

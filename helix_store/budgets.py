@@ -20,10 +20,17 @@ from django.db.models import Q, QuerySet, Subquery
 from helix_store import conf
 from helix_store.catalogue import Table
 from helix_store.core import moments, validation
-from helix_store.core.budgets import Budget, BudgetPeriod, BudgetScope, BudgetStatus, Dollars
 from helix_store.core.moments import as_utc
 from helix_store.core.types import UserId
-from helix_store.core.usage import cost_from_units, cost_units
+from helix_store.core.usage import (
+    Budget,
+    BudgetPeriod,
+    BudgetScope,
+    BudgetStatus,
+    Dollars,
+    cost_from_units,
+    cost_units,
+)
 from helix_store.core.validation import Guard
 from helix_store.counters import (
     IN_ORDER,

@@ -18,9 +18,8 @@ from django.db.models import QuerySet
 from django.db.models.sql import DeleteQuery
 
 from helix_store.core import validation
-from helix_store.core.budgets import BudgetPeriod, BudgetScope
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.core.usage import UsageEntry, cost_units
+from helix_store.core.usage import BudgetPeriod, BudgetScope, UsageEntry, cost_units
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import SEES_COMMITS, exact_sum, require_current_reads, summed
 from helix_store.engine.statement import Statement, table

@@ -40,7 +40,6 @@ PUBLIC_NAMES = {
     "helix_store.contrib.session_search": "IndexSessionSearch",
     "helix_store.contrib.strands": "DjangoSessionRepository DjangoStorage",
     "helix_store.core.approvals": "ApprovedCall call_digest",
-    "helix_store.core.budgets": "Budget BudgetStatus",
     "helix_store.core.contracts": (
         "ChunkReader ChunkWriter HeldLock LockManager StateStore StreamManager require_state_store"
     ),
@@ -57,7 +56,8 @@ PUBLIC_NAMES = {
         MessagePage PendingToolCall Run RunStatus SessionHead SessionMode SessionPage
         SessionState SessionStatus StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus
         SubSessionRef Submission SubmissionOutcome UsageKind""",
-    "helix_store.core.usage": "CallStats TokenCounts ToolStats UsageEntry UsagePage UsageRollup UsageSource",
+    "helix_store.core.usage": """
+        Budget BudgetStatus CallStats TokenCounts ToolStats UsageEntry UsagePage UsageRollup UsageSource""",
     "helix_store.core.streams": "StoredChunk StreamInfo",
     "helix_store.doctor": "diagnose",
     "helix_store.exceptions": """

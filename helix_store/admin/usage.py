@@ -51,9 +51,8 @@ from helix_store.admin.operating import OperatedAdmin, list_action
 from helix_store.admin.users import names_of_users, user_link
 from helix_store.budgets import MOST_COUNTERS
 from helix_store.core import validation
-from helix_store.core.budgets import BudgetScope, BudgetStatus
 from helix_store.core.payloads import exact_cost
-from helix_store.core.usage import UsageGroup, UsageReport
+from helix_store.core.usage import BudgetScope, BudgetStatus, UsageGroup, UsageReport
 from helix_store.exceptions import InvalidPayload
 from helix_store.models import Budget, Session, UsageEntry
 from helix_store.reports.payloads import project_zone

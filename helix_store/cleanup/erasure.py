@@ -26,9 +26,9 @@ from helix_store.cleanup.workspaces import (
     owned_snapshots,
 )
 from helix_store.core import moments, validation
-from helix_store.core.budgets import BudgetScope
 from helix_store.core.payloads import decode_object
 from helix_store.core.types import BRANCHED_FROM, SessionStatus, StreamStatus, UserId
+from helix_store.core.usage import BudgetScope
 from helix_store.counters import delete_usage
 from helix_store.engine.database import Database, refuse_moved
 from helix_store.engine.expressions import for_keys, has_metadata, keyset_pages, list_parameter

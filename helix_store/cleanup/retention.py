@@ -39,8 +39,8 @@ from helix_store.cleanup.workspaces import (
     configured_workspace_providers,
 )
 from helix_store.core import validation
-from helix_store.core.budgets import BudgetPeriod
 from helix_store.core.types import RetentionPolicy, SessionStatus, Timestamp
+from helix_store.core.usage import BudgetPeriod
 from helix_store.counters import change_usage, delete_usage
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import keyset_pages, list_parameter

@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from helix_store.budgets import MOST_COUNTERS
 from helix_store.catalogue import ConversationPage, Outline
-from helix_store.core.budgets import BudgetScope
 from helix_store.core.transcript import ConversationMessage, Part, Turn, TurnPart, paired, turns, visible_json
 from helix_store.core.types import Run, SessionHead, SessionState
-from helix_store.core.usage import UsageGroup, UsageReport, UsageRollup, UsageTotal, rounded_cost
+from helix_store.core.usage import BudgetScope, UsageGroup, UsageReport, UsageRollup, UsageTotal, rounded_cost
 from helix_store.management.output import (
     STATUS_STYLES,
     Column,

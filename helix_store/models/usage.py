@@ -7,8 +7,8 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import table_name
-from helix_store.core.budgets import BudgetPeriod, BudgetScope
 from helix_store.core.types import UsageKind
+from helix_store.core.usage import BudgetPeriod, BudgetScope
 from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CostField, IdentifierField, MomentField
 from helix_store.models.sessions import Session

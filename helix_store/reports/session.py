@@ -21,12 +21,11 @@ from helix_store.budgets import (
     status_of,
 )
 from helix_store.catalogue import ConversationPage
-from helix_store.core.budgets import BudgetPeriod, BudgetScope, BudgetStatus
 from helix_store.core.effects import Effect
 from helix_store.core.payloads import Serializable
 from helix_store.core.transcript import ConversationMessage
 from helix_store.core.types import CheckpointPage, InterruptRequest, Message, Run, SessionState, SubSessionRef
-from helix_store.core.usage import UsageRollup, rounded_cost
+from helix_store.core.usage import BudgetPeriod, BudgetScope, BudgetStatus, UsageRollup, rounded_cost
 from helix_store.counters import Spender, keys_of
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter, tenant_parameter

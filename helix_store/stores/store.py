@@ -17,11 +17,11 @@ from helix_store import conf
 from helix_store.budgets import Amounts, DatabaseBudgetStore, InMemoryBudgetStore
 from helix_store.core import validation
 from helix_store.core.approvals import ApprovedCall
-from helix_store.core.budgets import Dollars
 from helix_store.core.contracts import LockManager, UsageStore, takes_session_filters
 from helix_store.core.effects import Reconcile
 from helix_store.core.limits import Limits
 from helix_store.core.types import Duration, Run, SessionPage, SessionState, StagedChanges
+from helix_store.core.usage import Dollars
 from helix_store.core.validation import Guard
 from helix_store.engine.async_twins import BothContexts, async_twin
 from helix_store.engine.database import Call, Database, release

@@ -25,7 +25,6 @@ from helix_store.budgets import (
     settle,
 )
 from helix_store.core import moments, validation
-from helix_store.core.budgets import Dollars
 from helix_store.core.contracts import HeldLock, LockManager, UsageStore
 from helix_store.core.effects import Reconcile
 from helix_store.core.types import (
@@ -39,7 +38,7 @@ from helix_store.core.types import (
     StepCommit,
     UsageKind,
 )
-from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.core.usage import Dollars, TokenCounts, UsageEntry, UsageSource
 from helix_store.counters import Spender
 from helix_store.engine.async_twins import BothContexts, async_twin
 from helix_store.exceptions import (

@@ -11,6 +11,7 @@ from helix_store.contrib.chat.aisdk import Call, Parts
 from helix_store.contrib.chat.stored import entries, without_own_keys
 from helix_store.contrib.chat.turns import digest_of, patch
 from helix_store.core.patches import apply_patches
+from tests.cells import for_each
 
 _USER = {"role": "user", "content": "Hi", "id": "u"}
 _CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
@@ -403,3 +404,31 @@ def test_a_step_that_fails_is_reset_before_its_error() -> None:
         found += parts.take(chunk)
     found += parts.finished(Outcome(kind="error", message="No."))
     assert [part["type"] for part in found][-2:] == ["reset-step", "error"]
+
+
+@for_each("kind", ["run", "reset"])
+@for_each("begins_with", [_STORED, [_USER]], ids=["from the beginning", "caught up"])
+def test_no_chunk_takes_back_what_is_stored(begins_with: list[dict[str, Any]], kind: str) -> None:
+    # A worker that is killed after its commit leaves a step that no chunk of the stream ends.
+    parts = Parts(after="u")
+    found = list(parts.begin(entries(begins_with), {}))
+    more: list[dict[str, Any]] = [{"type": "step", "n": 2}, {"type": "text", "m": "n", "i": 0, "d": "More."}]
+    for chunk in [{"type": "run"}, {"type": kind}, *more]:
+        found += parts.take(chunk, entries(_STORED), {}, has_thread=chunk["type"] == "run")
+    found += parts.finished(Outcome())
+    types = [part["type"] for part in found]
+    assert "reset-step" not in types
+    assert (types.count("start-step"), types.count("finish-step")) == (2, 2)
+    assert [part["delta"] for part in found if "delta" in part] == ["Well", "Yes.", "More."]
+
+
+def test_a_live_step_after_a_stored_one_is_taken_back_alone() -> None:
+    chunks: list[dict[str, Any]] = [
+        {"type": "step", "n": 1},
+        {"type": "text", "m": "n", "i": 0, "d": "More."},
+        {"type": "reset"},
+    ]
+    types = [part["type"] for part in _parts(_STORED, chunks)]
+    assert types[types.index("finish-step") :] == [
+        *("finish-step", "start-step", "text-start", "text-delta", "reset-step", "finish-step", "finish")
+    ]

@@ -246,6 +246,7 @@ class Parts:
         self._has_started = False
         self._step: Any = None
         self._is_empty_step = False
+        self._is_stored_step = False
         self._known: set[str] = set()
         self._texts: dict[str, str] = {}
         self._inputs: set[str] = set()
@@ -326,7 +327,7 @@ class Parts:
         if not any(True for _ in _shown(entry)):
             return
         yield from self._ensure_started()
-        yield from self._step_started(_step_of(entry))
+        yield from self._step_started(_step_of(entry), is_stored=True)
         for part in _shown(entry):
             yield from self._whole(entry, part)
 
@@ -429,9 +430,10 @@ class Parts:
         elif chunk.get("m") not in self._known and "a" not in chunk:
             yield from self._said(chunk)
 
-    def _step_started(self, step: Any) -> Iterator[Part]:
-        if self._step == step and step is not None:
+    def _step_started(self, step: Any, *, is_stored: bool = False) -> Iterator[Part]:
+        if self._step == step and step is not None and self._is_stored_step == is_stored:
             return
+        self._is_stored_step = is_stored
         if self._step is not None and self._is_empty_step:
             # A step that was taken back goes on: the client has kept its beginning.
             self._step, self._is_empty_step = step, False
@@ -550,9 +552,9 @@ class Parts:
             yield {"type": "tool-output-available", "toolCallId": call_id, "output": parsed(content)}
 
     def _reset(self) -> Iterator[Part]:
-        """Take back the parts of the step."""
+        """Take back the parts of the step, unless they are stored."""
         self._held_back.clear()
-        if self._step is None or self._is_empty_step:
+        if self._step is None or self._is_empty_step or self._is_stored_step:
             return
         self._texts = dict.fromkeys(self._texts, "done")
         self._inputs.clear()

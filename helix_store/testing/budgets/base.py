@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helix_store.core.budgets import BudgetStatus
+from helix_store.core.usage import BudgetStatus
 from helix_store.testing.base import SuiteTests
 
 __all__ = ["BudgetTests", "amounts", "now_ms", "spent"]

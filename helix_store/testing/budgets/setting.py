@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helix_store.core.budgets import BudgetPeriod, BudgetScope
+from helix_store.core.usage import BudgetPeriod, BudgetScope
 from helix_store.exceptions import InvalidPayload, NotFoundError
 from helix_store.testing.budgets.base import BudgetTests, amounts, spent
 
