@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 from django import forms
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.db.models import Count, F, Max, Q, Sum
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils import formats
@@ -31,6 +32,7 @@ from helix_store.admin.elements import (
     column,
     distance,
     dollars,
+    duration,
     format_time,
     grouped,
     link,
@@ -52,6 +54,7 @@ from helix_store.admin.users import names_of_users, user_link
 from helix_store.budgets import MOST_COUNTERS
 from helix_store.core import validation
 from helix_store.core.payloads import exact_cost
+from helix_store.core.types import UsageKind
 from helix_store.core.usage import BudgetScope, BudgetStatus, UsageGroup, UsageReport
 from helix_store.exceptions import InvalidPayload
 from helix_store.models import Budget, Session, UsageEntry
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
 
 
 _GROUPS_SHOWN: Final = 20
+_MOST_BEFORE: Final = 1_000
 _GROUPS_OF_CSV: Final = 100_000
 _FIRST_YEAR: Final = 2
 _LAST_YEAR: Final = 9998
@@ -117,7 +121,9 @@ class PeriodForm(forms.Form):
 
 
 def report_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Return the page. It takes four statements, one for each grouping of the period's entries."""
+    """Return the page. It takes six statements: one for each grouping of the period's entries, one for the
+    agent types of the period before, and one for tools.
+    """
     form = _form_of(page, request)
     context = {
         "title": _("Usage"),
@@ -129,10 +135,11 @@ def report_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         scope = page.scope(request)
         reports = {by: _report(scope, by, form.cleaned_data, limit=_limit(by)) for by in GROUPINGS}
         total = reports["day"].total
+        sections = {by: _section(page, request, by, each, form.cleaned_data) for by, each in reports.items()}
+        _add_costs_before(sections["agent_type"], scope, reports["agent_type"], form.cleaned_data)
         context |= {
-            "sections": [
-                _section(page, request, by, report, form.cleaned_data) for by, report in reports.items()
-            ],
+            "sections": list(sections.values()),
+            "tools": _tools(scope, form.cleaned_data),
             "unpriced": total.unpriced,
             "total_words": _("{tokens} tokens, {entries} entries").format(
                 tokens=grouped(total.tokens.total), entries=grouped(total.entry_count)
@@ -220,6 +227,63 @@ def _section(
         "csv_url": f"{page.view_url(UsageEntry, 'csv')}?{urlencode({**asked, 'by': by})}",
         "left_out": report.group_count - len(report.groups),
     }
+
+
+def _add_costs_before(
+    section: dict[str, Any], scope: Scope, report: UsageReport, given: Mapping[str, Any]
+) -> None:
+    """Add the costs of the agent types in the period before, which is as long."""
+    length = given["until"] - given["since"] + timedelta(days=1)
+    if given["since"] - date.min <= length + timedelta(days=1):
+        return
+    before = {**given, "since": given["since"] - length, "until": given["since"] - timedelta(days=1)}
+    costs = {
+        (group.tenant, group.group): group.known_cost
+        for group in _report(scope, "agent_type", before, limit=_MOST_BEFORE).groups
+    }
+    section["has_before"] = True
+    for row, group in zip(section["rows"], report.groups, strict=True):
+        row["before"] = dollars(costs.get((group.tenant, group.group)))
+
+
+def _tools(scope: Scope, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tools on which the period's calls have spent most of their time, with their failures."""
+    zone = project_zone()
+    calls = scope.rows(UsageEntry).filter(
+        kind=UsageKind.TOOL.value,
+        timestamp__gte=_midnight(given["since"], zone),
+        timestamp__lt=_midnight(given["until"] + timedelta(days=1), zone),
+    )
+    columns = {"tenant": "tenant", "agent_type": "session_agent_type", "user": "user_id"}
+    asked = {column: given[name] for name, column in columns.items() if given[name]}
+    if given["model"]:  # The call of a tool has no model.
+        return []
+    found = (
+        calls.filter(**asked)
+        .order_by()
+        .values("tool_name")
+        .annotate(
+            calls=Count("pk"),
+            failed=Count("pk", filter=Q(success=False)),
+            took=Sum("duration_ms"),
+            longest=Max("duration_ms"),
+        )
+        .order_by(F("took").desc(nulls_last=True), "tool_name")
+    )
+    return [
+        {
+            "name": one_line(row["tool_name"] or "", _NAME_LENGTH) or str(_("none")),
+            "calls": number(row["calls"]),
+            "failed": number(row["failed"]),
+            "mean": NOTHING if row["took"] is None else _milliseconds(row["took"] / row["calls"]),
+            "longest": NOTHING if row["longest"] is None else _milliseconds(row["longest"]),
+        }
+        for row in found[:_GROUPS_SHOWN]
+    ]
+
+
+def _milliseconds(length: float) -> str:
+    return duration(timedelta(milliseconds=float(length)))
 
 
 def _size(group: UsageGroup, in_dollars: bool) -> float:

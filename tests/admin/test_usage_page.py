@@ -67,7 +67,7 @@ def test_the_page_adds_up_the_period_by_day_model_agent_type_and_user(spent: Bro
     assert "$1.76 3,000 tokens, 3 entries" in text
     assert "2026-03-02 $1.51 2,000 2" in text
     assert "By model Name Cost Tokens Entries big $1.75 2,000 2 small $0.012 1,000 1" in text
-    assert "planner $1.76 3,000 3" in text
+    assert "planner $1.76 - 3,000 3" in text
     assert "=ann (" in text
 
 

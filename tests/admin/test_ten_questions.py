@@ -1,0 +1,84 @@
+"""Ten questions of an operator, each answered within two clicks from the start page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from django.test.utils import override_settings
+from django.urls import reverse
+
+from helix_store import Store
+from helix_store.models import Session
+from tests.admin.conftest import Browser, Page
+from tests.admin.console import NoAnswer, fill_console
+from tests.cells import for_each
+
+_USAGE: Final = r"/usageentry/report/$"
+_LIST: Final = r"/helix_store/session/$"
+
+QUESTIONS: Final[list[tuple[str, list[str], str]]] = [
+    ("why did it fail", [r"/{failed}/change/\?section=timeline"], r"the rate is not a number"),
+    ("what does it cost", [_USAGE], r"By agent type .*writer \$28\.00"),
+    ("what is stuck", [r"condition=crashed"], r"Writes a report"),
+    ("what happened in step 57", [r"/{long}/change/\?section=timeline", r"step=57$"], r"of step 57\b"),
+    ("who approved what", [_LIST, r"/{approved}/change/$"], r"pay_invoice .*approved .*the boss"),
+    ("which tool is slow", [_USAGE], r"By tool .*search_flights 14 2 9\.0 s 9\.0 s read_file 14 2 20 ms"),
+    ("which agent got dearer this week", [_USAGE], r"writer \$28\.00 \$7\.00 .*planner \$7\.00 \$7\.00"),
+    ("who waits longest", [r"condition=waiting", r"order=oldest"], r"Books a trip .*Asks later"),
+    ("what did this user get", [_LIST, r"\?user=mia%40example\.org$"], r"Says much .*Writes a report"),
+    ("which build broke it", [], r"ValueError .*build-7"),
+]  # fmt: skip
+"""The question, the links to follow from the start page, and the answer on the last page."""
+
+
+@pytest.fixture
+def filled(browser: Browser) -> Iterator[tuple[Browser, dict[str, int]]]:
+    with override_settings(HELIX_STORE={"BUILD": "build-7"}):
+        keys = fill_console(browser.database)
+        store = Store(browser.database.alias, tenant=browser.database.tenant)
+        with store.new_session("later", agent_type="a", title="Asks later").step() as step:
+            step.ask_approval("call-1", "pay", {})
+        session = store.new_session("long", agent_type="a", title="Takes long")
+        with suppress(NoAnswer), session.turn() as turn:
+            for number in range(60):
+                with turn.step() as step:
+                    step.say({"role": "assistant", "content": f"message of step {number + 1}"})
+            raise NoAnswer("after many steps")
+        key = _key(browser, "long")
+        yield browser, {**keys, "long": key, "failed": keys["failed-1"]}
+
+
+def _key(browser: Browser, session_id: str) -> int:
+    rows = Session.objects.using(browser.database.alias).filter(tenant=browser.database.tenant)
+    return int(rows.get(session_id=session_id).pk)
+
+
+def _follow(browser: Browser, address: str, page: Page, pattern: str) -> tuple[str, Page]:
+    """Open the first link of a page whose address matches."""
+    links = [str(a["href"]) for tag, a in page.elements.started if tag == "a" and a.get("href")]
+    found = [each for each in links if re.search(pattern, each.partition("#")[0])]
+    assert found, f"no link of {address} matches {pattern}"
+    url = urlsplit(found[0])
+    path = url.path or urlsplit(address).path
+    return path, browser.open(path, **dict(parse_qsl(url.query)))
+
+
+@for_each(("question", "clicks", "answer"), QUESTIONS, shared=True)
+def test_a_question_is_answered_within_two_clicks(
+    filled: tuple[Browser, dict[str, Any]], question: str, clicks: list[str], answer: str
+) -> None:
+    browser, keys = filled
+    assert len(clicks) <= 2
+    address = reverse("admin:app_list", args=["helix_store"])
+    page = browser.open(address)
+    for pattern in clicks:
+        address, page = _follow(
+            browser, address, page, re.sub(r"\{(\w+)\}", lambda m: str(keys[m[1]]), pattern)
+        )
+    assert page.status == 200
+    assert re.search(answer, page.text), f"{question}: {page.text[-3000:]}"
