@@ -332,14 +332,21 @@ def _failures(
     since = start_of_day(days_ago=_DAYS - 1)
     causes: dict[str, Cause] = {}
     seen: set[int] = set()
+    silent: dict[int, tuple[datetime, str | None]] = {}
     for key, error, at, build in _failed_runs(scope, since) if may_view_runs else ():
-        said = said_by(error)
-        name = said.partition(":")[0] or gettext("no reason given")
-        _count(causes, name, key, at, said.partition(":")[2].strip(), build)
-        seen.add(key)
+        name, _colon, said = said_by(error).partition(":")
+        if name:
+            _count(causes, name, key, at, said.strip(), build)
+            seen.add(key)
+        else:
+            silent.setdefault(key, (at, build))  # a step that fails has its reason in the session
     for key, reason, at in _failed_sessions(scope, sessions, since):
         if key not in seen:
-            _count(causes, one_line(reason or "", _CAUSE) or gettext("no reason given"), key, at, "")
+            ended_at, build = silent.pop(key, (at, None))
+            name = one_line(reason or "", _CAUSE) or gettext("no reason given")
+            _count(causes, name, key, ended_at, "", build)
+    for key, (at, build) in silent.items():
+        _count(causes, gettext("no reason given"), key, at, "", build)
     shown = sorted(causes.values(), key=lambda cause: (-cause.count, cause.name))[:_CAUSES_SHOWN]
     newest = sessions.in_bulk([cause.session_key for cause in shown])
     days = [str(start_of_day(days_ago=ago).date()) for ago in range(_DAYS - 1, -1, -1)]

@@ -173,6 +173,15 @@ def test_a_failure_of_a_run_and_of_its_session_is_counted_once(browser: Browser)
     assert "It crashed." not in causes
 
 
+def test_a_step_that_fails_gives_its_reason_as_the_cause(browser: Browser) -> None:
+    session = store_of(browser.database).new_session("trip", agent_type="travel")
+    with session.turn() as turn, turn.step() as step:
+        step.fail("The model answered 529.")
+    causes = _start_page(browser).text.partition("by cause")[2]
+    assert "1 The model answered 529." in causes
+    assert "no reason given" not in causes
+
+
 def test_run_again_from_the_start_page_leads_back_to_it(browser: Browser) -> None:
     _crash(browser, "trip", OutOfSeats("no seat left"))
     page = _start_page(browser)
