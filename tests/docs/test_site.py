@@ -218,6 +218,8 @@ def test_every_diagram_is_drawn_in_both_schemes_and_fits(width: int, address: st
         browser.resize(width, 844)
         for page in pages:
             browser.open(f"{address}/{page}/")
+            browser.run(_TELL_WHEN_THE_SCHEME_IS_SET)
+            browser.until("#set", equals="set")
             for scheme, drawn in (("slate", "dark"), ("default", "light")):
                 browser.run(f"document.body.setAttribute('data-md-color-scheme', '{scheme}')")
                 browser.run(_TELL_WHAT_IS_DRAWN)
@@ -227,6 +229,17 @@ def test_every_diagram_is_drawn_in_both_schemes_and_fits(width: int, address: st
             assert browser.run("return document.querySelectorAll('.diagram > svg').length") == sources
             assert browser.complaints() == []
 
+
+_TELL_WHEN_THE_SCHEME_IS_SET: Final = """
+    const shown = document.body.appendChild(document.createElement('i'));
+    shown.id = 'set';
+    const timer = setInterval(() => {
+        // Material shows the button once it has set the scheme that the browser prefers.
+        if (!document.querySelector('[data-md-component=palette] label:not([hidden])')) return;
+        shown.textContent = 'set';
+        clearInterval(timer);
+    }, 10);
+"""
 
 _TELL_WHAT_IS_DRAWN: Final = """
     const shown = document.getElementById('drawn') ?? document.body.appendChild(document.createElement('i'));
