@@ -7,7 +7,7 @@ class GoogleADKConfig(_frameworks.FrameworkConfig):
     verbose_name = "Google ADK"
 
     def ready(self) -> None:
-        from helix_store.contrib.google_adk.source import PostgresADKSource, SqliteADKSource
+        from helix_store.contrib.google_adk.catalogue import PostgresADKSource, SqliteADKSource
         from helix_store.transfer.sources import register_source
 
         super().ready()

@@ -7,7 +7,7 @@ class OpenAIAgentsConfig(_frameworks.FrameworkConfig):
     verbose_name = "OpenAI Agents"
 
     def ready(self) -> None:
-        from helix_store.contrib.openai_agents.source import SQLAlchemySessionSource, SQLiteSessionSource
+        from helix_store.contrib.openai_agents.catalogue import SQLAlchemySessionSource, SQLiteSessionSource
         from helix_store.transfer.sources import register_source
 
         super().ready()
