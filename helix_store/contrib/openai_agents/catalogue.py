@@ -1,5 +1,5 @@
-"""The tables and the conversation that the catalogue registers, and the tables of the SDK's SQLite sessions and
-of its ``SQLAlchemySession`` as items of sessions.
+"""The tables and the conversation that the catalogue registers, and the tables of the SDK's SQLite sessions
+and of its ``SQLAlchemySession`` as items of sessions.
 """
 
 from __future__ import annotations
