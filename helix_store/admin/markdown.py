@@ -11,8 +11,8 @@ from typing import Any, Final
 from django.utils.safestring import SafeString
 
 try:
-    import nh3
     from markdown_it import MarkdownIt
+    from nh3 import clean
 except ImportError:
     _READER: Any = None
 else:
@@ -46,7 +46,7 @@ def as_html(text: str) -> SafeString:
     html = _READER.renderer.render(tokens, _READER.options, {})
     # Cleaned as the last step, so the parser need not be trusted.
     return SafeString(
-        nh3.clean(
+        clean(
             html,
             tags=set(_TAGS),
             attributes={tag: set(names) for tag, names in _ATTRIBUTES.items()},
