@@ -128,7 +128,7 @@ def test_the_tab_key_reaches_every_control(sqlite_db: CommittedDatabase) -> None
         for name, address in addresses.items():
             browser.open(address)
             controls = browser.run(_WATCH)
-            assert controls, name
+            assert controls, (name, browser.text("body")[:500])
             # Django's frame has some as well.
             browser.press(*["TAB"] * (controls + 60))
             missed = browser.run(_MISSED)
