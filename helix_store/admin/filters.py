@@ -1,4 +1,4 @@
-"""The filters and the search of lists, and why a session waits.
+"""The filters, the search and the saved views of lists, and why a session waits.
 
 The search in the list of sessions: by words of titles, users, tags and ids.
 
@@ -8,20 +8,23 @@ index of `helix_store.contrib.session_search` exists, and otherwise only in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, urlencode
 
 from django.contrib.admin import ChoicesFieldListFilter, SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.core import signing
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Substr
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from helix_store import conf
 from helix_store.admin.base import (
     MOST_TENANTS,
     Scope,
@@ -578,3 +581,83 @@ class OrderFilter(ChoiceFilter):
         default, *others = super().choices(changelist)
         yield {**default, "display": _("changed last")}
         yield from others
+
+
+COOKIE: Final = "helix_views"
+MOST_VIEWS: Final = 12
+LONGEST_NAME: Final = 40
+
+_LONGEST_QUERY: Final = 500
+_LONGEST_COOKIE: Final = 3_800
+"""Browsers keep cookies of up to 4,096 bytes, with their name and attributes."""
+
+_SECONDS: Final = 365 * 86_400
+_PAGE: Final = frozenset({"p", "e", "all"})
+"""Parameters that say which part of the list is shown, and are not part of a view."""
+
+
+class View(NamedTuple):
+    """A filter with a name. ``query`` is the part of the address that begins after the question mark."""
+
+    name: str
+    query: str
+
+
+def shown_views(request: HttpRequest) -> dict[str, Any]:
+    """Return the views of the settings and those of this person, for the template of the list."""
+    current = _normal(request.GET.urlencode())
+    found = [
+        {"name": name, "query": query, "is_own": is_own, "is_current": bool(current) and query == current}
+        for is_own, views in ((False, _of_settings()), (True, kept_views(request)))
+        for name, query in views
+    ]
+    return {"views": found, "query": "" if any(each["is_current"] for each in found) else current}
+
+
+def _of_settings() -> list[View]:
+    return [View(name, _normal(query)) for name, query in conf.admin_views().items()]
+
+
+def kept_views(request: HttpRequest) -> list[View]:
+    """Return the views that this person has kept in this browser, the oldest first."""
+    try:
+        stored = signing.loads(request.COOKIES.get(COOKIE, ""), salt=_salt(request))
+        return [View(str(name), str(query)) for name, query in stored]
+    except (signing.BadSignature, TypeError, ValueError):
+        return []
+
+
+def keep_views(request: HttpRequest, response: HttpResponse, views: list[View]) -> None:
+    """Store a person's views, without the oldest ones if they are too many or too long."""
+    kept = views[-MOST_VIEWS:]
+    while len(text := signing.dumps(kept, salt=_salt(request), compress=True)) > _LONGEST_COOKIE:
+        kept = kept[1:]
+    response.set_cookie(
+        COOKIE,
+        text,
+        max_age=_SECONDS,
+        path=request.path.rpartition("views/")[0],
+        secure=request.is_secure(),
+        httponly=True,
+        samesite="Lax",
+    )
+
+
+def view_of(name: str, query: str, known: Collection[str]) -> View | None:
+    """Return a view, or ``None`` if it has no name, or no filter of the parameters that the list knows."""
+    name = one_line(name, LONGEST_NAME + 1)
+    if not name or len(name) > LONGEST_NAME or len(query) > _LONGEST_QUERY:
+        return None
+    normal = _normal(query)
+    names = {parameter for parameter, _value in parse_qsl(normal, keep_blank_values=True)}
+    return View(name, normal) if names and names <= set(known) else None
+
+
+def _normal(query: str) -> str:
+    """Return the filters of a query in one order, without the page."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    return urlencode(sorted(pair for pair in pairs if pair[0] not in _PAGE), errors="replace")
+
+
+def _salt(request: HttpRequest) -> str:
+    return f"helix_store.views.{request.user.pk}"

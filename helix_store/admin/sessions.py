@@ -38,7 +38,15 @@ from helix_store.actions.answers import ANSWER
 from helix_store.actions.sessions import CLEAR_INTERRUPT, DELETE, MARK_FAILED, Action, Interrupt
 from helix_store.actions.upkeep import CLEAN_UP
 from helix_store.admin.approvals import inbox
-from helix_store.admin.base import OF_SESSION, parameter_of, permitted_tenants, refuse_surrogates
+from helix_store.admin.base import (
+    OF_SESSION,
+    SESSION_SECONDS,
+    mark_of_session,
+    mark_of_start,
+    parameter_of,
+    permitted_tenants,
+    refuse_surrogates,
+)
 from helix_store.admin.elements import (
     NOTHING,
     badge,
@@ -51,6 +59,7 @@ from helix_store.admin.elements import (
     link,
     money,
     name_of_status,
+    names_of_users,
     narrow,
     note,
     number,
@@ -61,9 +70,11 @@ from helix_store.admin.elements import (
     short_id,
     stacked,
     under,
+    user_link,
     value_block,
 )
 from helix_store.admin.filters import (
+    LONGEST_NAME,
     MOST_FOUND,
     NEWEST_SEARCHED,
     ORDERS,
@@ -82,19 +93,20 @@ from helix_store.admin.filters import (
     WaitingFilter,
     found_sessions,
     is_folded,
+    keep_views,
+    kept_views,
     read_open_tools,
     reason_of,
+    shown_views,
     status_or_condition,
+    view_of,
 )
-from helix_store.admin.live import SESSION_SECONDS, mark_of_session, mark_of_start
 from helix_store.admin.operating import CONFIRMED, OperatedAdmin, is_key, list_action, log
 from helix_store.admin.records import claim_of
-from helix_store.admin.saved_views import LONGEST_NAME, keep_views, kept_views, shown_views, view_of
 from helix_store.admin.sections import SECTIONS, Section, conversation_file, state_file
 from helix_store.admin.sections.section import ENVELOPE, SessionView
 from helix_store.admin.sections.waits import Waits, open_calls
 from helix_store.admin.usage import limit_words
-from helix_store.admin.users import names_of_users, user_link
 from helix_store.catalogue import tables
 from helix_store.checkpointers.graph.types import GRAPH_AGENT_TYPE
 from helix_store.checkpointers.snapshots import SNAPSHOT_AGENT_TYPE

@@ -27,9 +27,11 @@ from helix_store.actions.answers import ANSWER
 from helix_store.actions.sessions import RUN_AGAIN
 from helix_store.admin.base import (
     MOST_TENANTS,
+    START_SECONDS,
     ReadOnlyAdmin,
     Scope,
     keys_in_order,
+    mark_of_start,
     newest_rows,
     of_tenants,
 )
@@ -54,9 +56,8 @@ from helix_store.admin.filters import (
     start_of_day,
     waiting_for_person,
 )
-from helix_store.admin.live import START_SECONDS, mark_of_start
 from helix_store.admin.operating import Button, OperatedAdmin
-from helix_store.admin.sections.effects import unknown_effects
+from helix_store.admin.sections.waits import unknown_effects
 from helix_store.core import moments
 from helix_store.core.types import RunStatus
 from helix_store.engine.expressions import NoIndexHint

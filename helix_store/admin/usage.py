@@ -38,6 +38,7 @@ from helix_store.admin.elements import (
     link,
     meter,
     money,
+    names_of_users,
     narrow,
     note,
     number,
@@ -47,10 +48,10 @@ from helix_store.admin.elements import (
     stacked,
     stacked_columns,
     under,
+    user_link,
 )
 from helix_store.admin.filters import EntryTenantFilter, NamedChoicesFilter, start_of_day
 from helix_store.admin.operating import OperatedAdmin, list_action
-from helix_store.admin.users import names_of_users, user_link
 from helix_store.budgets import MOST_COUNTERS
 from helix_store.core import validation
 from helix_store.core.payloads import exact_cost

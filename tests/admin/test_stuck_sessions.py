@@ -106,4 +106,7 @@ def test_who_may_not_view_runs_sees_no_condition(browser: Browser, store: Store)
     browser.sign_in(Permission.objects.get(content_type__app_label="helix_store", codename="view_session"))
     page = browser.list_of(Session)
     assert "Broken" not in page.text
-    assert Run._meta.db_table not in " ".join(page.statements)
+    # The mark of the list, by which the page learns of a change, reads no column of a run but the newest key.
+    others = [each for each in page.statements if "SELECT max(id)" not in each]
+    assert len(others) == len(page.statements) - 1
+    assert Run._meta.db_table not in " ".join(others)

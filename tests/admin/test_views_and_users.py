@@ -12,7 +12,7 @@ from django.test import override_settings
 from django.urls import reverse
 
 from helix_store import Store
-from helix_store.admin.users import names_of_users
+from helix_store.admin.elements import names_of_users
 from helix_store.models import Session
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of

@@ -19,8 +19,8 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
 from helix_store.admin.base import permitted_tenants
-from helix_store.admin.saved_views import shown_views
-from helix_store.admin.users import names_of_users
+from helix_store.admin.elements import names_of_users
+from helix_store.admin.filters import shown_views
 from helix_store.answer_pages import answer_page
 from helix_store.cleanup import erase
 from helix_store.contrib.chat import Chat

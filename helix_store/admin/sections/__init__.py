@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from helix_store.admin.sections.conversation import Conversation, Items, conversation_file
-from helix_store.admin.sections.details import Budgets, Checkpoints, Details, Family, State, Usage, state_file
-from helix_store.admin.sections.effects import Effects
+from helix_store.admin.sections.details import (
+    Budgets,
+    Checkpoints,
+    Details,
+    Family,
+    State,
+    Stream,
+    Usage,
+    state_file,
+)
 from helix_store.admin.sections.section import Section, SessionView
-from helix_store.admin.sections.stream import Stream
 from helix_store.admin.sections.timeline import Timeline
-from helix_store.admin.sections.waits import Inbox, Waits
+from helix_store.admin.sections.waits import Effects, Inbox, Waits
 
 __all__ = ["SECTIONS", "Section", "SessionView", "conversation_file", "state_file"]
 

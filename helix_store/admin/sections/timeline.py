@@ -32,8 +32,8 @@ from helix_store.admin.elements import (
     tone,
 )
 from helix_store.admin.sections.conversation import messages_as_blocks
-from helix_store.admin.sections.effects import with_held
 from helix_store.admin.sections.section import Section, SessionView
+from helix_store.admin.sections.waits import with_held
 from helix_store.core import moments
 from helix_store.core.types import SUSPENDED_STATUSES, RunStatus, UsageKind
 from helix_store.core.usage import cost_from_units

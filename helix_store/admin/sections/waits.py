@@ -1,4 +1,4 @@
-"""What a session waits for, and its inbox."""
+"""What a session waits for, its inbox, and its effects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
 
-from django.db.models import QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -23,7 +23,9 @@ from helix_store.actions.answers import (
     is_shown_whole,
     mark_of_end,
 )
+from helix_store.actions.effects import SETTLE, SettleForm
 from helix_store.actions.sessions import POST, WITHDRAW_POST
+from helix_store.admin.base import Scope
 from helix_store.admin.elements import (
     NOTHING,
     difference,
@@ -43,11 +45,12 @@ from helix_store.admin.records import PREVIEW_LENGTH
 from helix_store.admin.sections.section import UNREADABLE, Section, SessionView
 from helix_store.core import moments
 from helix_store.core.approvals import canonical_json, digest_of_canonical
+from helix_store.core.effects import effect_key
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.transcript import visible, visible_json
 from helix_store.exceptions import HelixStoreError, IntegrityFault
-from helix_store.models import Decision, DecisionOutcome, Post, StagedChange
-from helix_store.models.sessions import PostState
+from helix_store.models import Decision, DecisionOutcome, Effect, EffectState, Lock, Post, StagedChange
+from helix_store.models.sessions import OPEN_EFFECTS, OneOf, PostState
 from helix_store.reports.payloads import (
     changes_between,
     difference_pages,
@@ -489,4 +492,69 @@ def _named(row: Any) -> dict[str, Any]:
         "author": narrow(row.author) if row.author else NOTHING,
         "key": identifier(row.key) if row.key else NOTHING,
         "posted": distance(row.posted_at),
+    }
+
+
+_EFFECTS: Final = 20
+_DOCUMENTS: Final = ("input", "result", "error", "actors")
+
+
+def with_held(effects: QuerySet[Any]) -> QuerySet[Any]:
+    """Annotate effects with whether the lock of the session is held with their token."""
+    of_effect = Lock.objects.filter(
+        tenant=OuterRef("session__tenant"),
+        name=OuterRef("session__session_id"),
+        token=OuterRef("fencing_token"),
+        expires_at__gt=moments.now(),
+    )
+    annotated: QuerySet[Any] = effects.annotate(is_held=Exists(of_effect))
+    return annotated
+
+
+def unknown_effects(scope: Scope) -> QuerySet[Any]:
+    """Return the effects of which nobody knows whether they happened, the oldest first."""
+    open_effects = scope.rows(Effect).filter(OneOf(F("state"), OPEN_EFFECTS))
+    is_unknown = Q(state=EffectState.UNKNOWN) | Q(is_held=False)
+    return with_held(open_effects).filter(is_unknown).order_by("started_at", "pk")
+
+
+class Effects(Section):
+    name = "effects"
+    label = _("Effects")
+    needs = (Effect,)
+
+    def context(self, view: SessionView) -> dict[str, Any]:
+        before = view.number("before")
+        newest = with_held(view.rows(Effect)).order_by("-sequence")
+        rows = without_payloads(newest.filter(sequence__lte=MAX_BIGINT if before is None else before))
+        starts = {f"{name}_start": document_start(name) for name in _DOCUMENTS}
+        found = list(rows.annotate(**starts)[: _EFFECTS + 1])
+        return {
+            "effects": [_shown_effect(view, row) for row in found[:_EFFECTS]],
+            "newest_url": view.url() if before is not None else "",
+            "older_url": view.url(before=found[_EFFECTS].sequence) if len(found) > _EFFECTS else "",
+            "settle": view.button(SETTLE),
+            "form": SettleForm(),
+            "next": view.url(),
+        }
+
+
+def _shown_effect(view: SessionView, row: Any) -> dict[str, Any]:
+    is_unknown = row.state == EffectState.UNKNOWN or (row.state == EffectState.STARTED and not row.is_held)
+    return {
+        "id": row.effect_id,
+        "shown_id": visible(row.effect_id),
+        "tool": visible(row.tool_name),
+        "key": effect_key(view.session.tenant, view.session.session_id, row.effect_id),
+        "is_unknown": is_unknown,
+        "state": EffectState.UNKNOWN.label if is_unknown else row.get_state_display(),
+        "attempt": row.attempt,
+        "run": visible(row.run_id or ""),
+        "step": row.step_count,
+        "started": distance(row.started_at),
+        "ended": "" if row.ended_at is None else distance(row.ended_at),
+        "input": json_block(row.input_start),
+        "result": "" if row.state != EffectState.DONE else json_block(row.result_start),
+        "error": "" if row.error_start is None else json_block(row.error_start),
+        "actors": "" if row.actors_start == "[]" else json_block(row.actors_start),
     }
