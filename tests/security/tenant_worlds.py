@@ -26,6 +26,7 @@ WITHOUT_TENANT: Final = {
     "Claim": "is made by a checkpointer for its own tenant",
     "Lock": "is made by a lock manager for its own tenant",
     "MemoryWorld": "is the memory of all tenants",
+    "OpenEffect": "is opened by a handle or a turn for its own tenant",
     "SessionHandle": "is opened by a store for its own tenant",
     "Step": "is opened by a handle for its own tenant",
     "Turn": "is opened by a handle for its own tenant",
