@@ -726,7 +726,9 @@ class ChunkReader(Protocol):
 
 
 class StreamManager(Protocol):
-    """Chunks of running sessions, as `helix_store.testing.StreamManagerContract` tests them."""
+    """The streams in which running sessions write chunks. `helix_store.testing.StreamManagerContract` tests
+    an implementation.
+    """
 
     async def create_writer(
         self, stream_id: str, run_id: str, agent_name: str, *, fencing_token: int | None = None

@@ -1,4 +1,5 @@
-"""JSON patches: RFC 6902 operations, with RFC 6901 pointers or Immer's arrays as paths.
+"""JSON patches (RFC 6902 operations, with RFC 6901 pointers or Immer's arrays as paths), merges of changes
+into a document, and the staged changes that are made of both.
 
 Equality of JSON values differs from Python's, in which ``True == 1``.
 """

@@ -1,6 +1,6 @@
 """Checks of arguments, before any SQL. Each function returns the accepted value or raises an error:
 `InvalidPayload`, or `InvalidQuery` if the argument only selects rows. The error's ``path`` begins with the
-argument's name. A message never shows a value.
+argument's name. A message never shows a value. A `Guard` holds the conditions of a write.
 """
 
 from __future__ import annotations

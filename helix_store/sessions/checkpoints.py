@@ -13,9 +13,7 @@ from helix_store.catalogue import Branch
 from helix_store.catalogue.table import branch_rows
 from helix_store.core import moments
 from helix_store.core.limits import AS_STORED, MAX_BIGINT
-from helix_store.core.payloads import (
-    copy_json,
-)
+from helix_store.core.payloads import copy_json
 from helix_store.core.types import (
     BRANCHED_FROM,
     Checkpoint,
@@ -25,11 +23,7 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import Guard
 from helix_store.engine.database import DatabaseOperations, reads, writes
-from helix_store.exceptions import (
-    CheckpointNotFound,
-    IntegrityFault,
-    InvalidQuery,
-)
+from helix_store.exceptions import CheckpointNotFound, IntegrityFault, InvalidQuery
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import CheckpointKind, Session
 from helix_store.sessions.heads import insert_session

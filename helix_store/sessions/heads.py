@@ -1,4 +1,4 @@
-"""Sessions as a whole: creating, reading, listing, branching and deleting them."""
+"""Sessions as a whole: their tables in the catalogue, and creating, reading, writing and deleting them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ from helix_store.core.validation import Guard
 from helix_store.counters import delete_usage
 from helix_store.engine.database import Database, DatabaseOperations, reads, refuse_moved, writes
 from helix_store.engine.errors import is_unique_violation
-from helix_store.engine.expressions import (
-    list_parameter,
-    require_current_reads,
-)
+from helix_store.engine.expressions import list_parameter, require_current_reads
 from helix_store.engine.statement import recorded_value, with_recorded
 from helix_store.exceptions import (
     ConflictError,

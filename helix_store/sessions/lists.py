@@ -12,13 +12,7 @@ from django.db.models import BooleanField, F, Func, QuerySet
 
 from helix_store.conf import constraint_name
 from helix_store.core import validation
-from helix_store.core.types import (
-    UNSET,
-    SessionHead,
-    SessionStatus,
-    Timestamp,
-    Unset,
-)
+from helix_store.core.types import UNSET, SessionHead, SessionStatus, Timestamp, Unset
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import (
     NoIndexHint,
@@ -30,17 +24,9 @@ from helix_store.engine.expressions import (
     write_cursor,
 )
 from helix_store.engine.statement import Statement
-from helix_store.exceptions import (
-    InvalidPayload,
-    InvalidQuery,
-)
-from helix_store.models import (
-    Session,
-)
-from helix_store.sessions.state import (
-    HEAD_FIELDS,
-    listed_head,
-)
+from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.models import Session
+from helix_store.sessions.state import HEAD_FIELDS, listed_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,10 +125,7 @@ from helix_store.sessions.tool_calls import (
     without_used,
 )
 from helix_store.sessions.waiting import RESUMED_COLUMNS, Suspension, require_suspended, resumed_state
-from helix_store.signals import (
-    session_answered,
-    session_posted,
-)
+from helix_store.signals import session_answered, session_posted
 
 
 def select_records(

@@ -19,19 +19,10 @@ from helix_store.core.dicts import AnyMessage
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT, Limits
 from helix_store.core.moments import as_utc
-from helix_store.core.payloads import (
-    decode,
-    decode_all,
-    decode_optional,
-)
+from helix_store.core.payloads import decode, decode_all, decode_optional
 from helix_store.core.posts import DuePost, Post, PostState
 from helix_store.core.posts import Post as PostValue
-from helix_store.core.types import (
-    TERMINAL_STATUSES,
-    Message,
-    SessionStatus,
-    UserId,
-)
+from helix_store.core.types import TERMINAL_STATUSES, Message, SessionStatus, UserId
 from helix_store.core.validation import Guard
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.expressions import for_keys, insert_rows, is_in_list, list_parameter
@@ -59,9 +50,7 @@ from helix_store.sessions.locking import (
 )
 from helix_store.sessions.state import EncodedMessage, drop_checkpoints, encode_messages
 from helix_store.sessions.statements import MESSAGES, NEWEST_MESSAGES
-from helix_store.sessions.tool_calls import (
-    ToolCalls,
-)
+from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.signals import announce, session_posted
 
 __all__ = ["announce_due_posts"]

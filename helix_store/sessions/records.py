@@ -30,16 +30,10 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import Guard
 from helix_store.engine.memory import MemoryRows, MemoryTable, MemoryWorld
-from helix_store.exceptions import (
-    SessionNotFound,
-)
+from helix_store.exceptions import SessionNotFound
 from helix_store.locks import LockTable
-from helix_store.sessions.effects import (
-    StoredEffect,
-)
-from helix_store.sessions.runs import (
-    is_stale,
-)
+from helix_store.sessions.effects import StoredEffect
+from helix_store.sessions.runs import is_stale
 from helix_store.sessions.state import (
     EncodedMessage,
     EncodedRef,
@@ -49,14 +43,8 @@ from helix_store.sessions.state import (
     head_values,
     written_columns,
 )
-from helix_store.sessions.tool_calls import (
-    StoredDecision,
-)
-from helix_store.signals import (
-    send_signals,
-    session_waiting,
-    signals_of_status,
-)
+from helix_store.sessions.tool_calls import StoredDecision
+from helix_store.signals import send_signals, session_waiting, signals_of_status
 from helix_store.streams.manager import StreamTable
 
 

@@ -25,12 +25,7 @@ from helix_store.core.validation import Guard
 from helix_store.engine.database import DatabaseOperations, reads, writes
 from helix_store.engine.expressions import DatabaseNow, update_row
 from helix_store.engine.statement import Clock, Statement, recorded_value, table, with_recorded
-from helix_store.exceptions import (
-    ConflictError,
-    NotFoundError,
-    RunNotFound,
-    shown_id,
-)
+from helix_store.exceptions import ConflictError, NotFoundError, RunNotFound, shown_id
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Lock, Session
 from helix_store.models import Run as RunRow

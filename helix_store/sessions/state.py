@@ -6,8 +6,8 @@ head. The columns are authoritative for the *current* state, and the envelope fo
 omits fields that have the default value of `SessionState`.
 
 A payload can be stored as the changes since an earlier full payload, entry by entry. An *entry* is one key of
-a payload with its value (RFC 8259 calls it a member). This module works on stored text and never compares
-values: Python considers ``1``, ``1.0`` and ``True`` equal, as well as ``0.0`` and ``-0.0``, and two dicts
+a payload with its value (RFC 8259 calls it a member). A delta is made from stored texts, and values are never
+compared: Python considers ``1``, ``1.0`` and ``True`` equal, as well as ``0.0`` and ``-0.0``, and two dicts
 that differ only in the order of their keys. The text of these values differs.
 """
 
@@ -59,12 +59,7 @@ from helix_store.core.types import (
     SubSessionRef,
 )
 from helix_store.engine.database import Database
-from helix_store.exceptions import (
-    ConflictError,
-    IntegrityFault,
-    InvalidPayload,
-    LimitExceeded,
-)
+from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.sessions.deltas import apply_delta, decode_with_delta
 from helix_store.sessions.tool_calls import (

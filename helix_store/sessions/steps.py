@@ -112,9 +112,7 @@ from helix_store.sessions.statements import (
     USE_APPROVALS,
     step_statement,
 )
-from helix_store.sessions.tool_calls import (
-    without_used,
-)
+from helix_store.sessions.tool_calls import without_used
 from helix_store.signals import announce, signals_of_status
 
 

@@ -25,15 +25,8 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import Guard, datetime_to_milliseconds
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
-from helix_store.engine.expressions import (
-    NoIndexHint,
-    after_keyset,
-    insert_row,
-    update_row,
-)
-from helix_store.exceptions import (
-    ConflictError,
-)
+from helix_store.engine.expressions import NoIndexHint, after_keyset, insert_row, update_row
+from helix_store.exceptions import ConflictError
 from helix_store.locks import hold_fence
 from helix_store.models import Decision, Run, Session
 from helix_store.sessions.locking import (

@@ -1,4 +1,7 @@
-"""The effect of a handle: the intent in one commit, a call of the world, and the result in another commit."""
+"""The effect of a handle: the intent in one commit, a call of the world, and the result in another commit.
+
+The exception that ends a run or an effect is stored in the same form.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turn of a handle: a run under a lock, with its spending."""
+"""The turn of a handle: a run under a lock, with what it spends and reserves in budgets."""
 
 from __future__ import annotations
 

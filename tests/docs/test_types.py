@@ -22,7 +22,9 @@ QUICKSTART = stages_of((ROOT / "docs" / "quickstart.md").read_text())
 STAGES = [*QUICKSTART, *TUTORIAL, *({**TUTORIAL[-1], **stage} for stage in (*WORKERS, *QUEUES))]
 
 _FOLLOWED = {"adapters", "quickstart", "queues-and-cron", "tutorial", "workers"}
-"""Their files are those of a whole project. That of docs/adapters.md is in the tests, which mypy checks."""
+"""Pages whose files make up a whole project, which a test of its own checks. The file of docs/adapters.md is
+one of the tests, so mypy checks it there.
+"""
 
 _BEGUN = {
     "urlpatterns +=": "from django.contrib import admin\n"

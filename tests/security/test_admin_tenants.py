@@ -250,7 +250,7 @@ _OF_SESSIONS: Final[list[dict[str, str]]] = [
 
 
 def _many() -> Iterator[tuple[str, dict[str, str]]]:
-    """The addresses of all pages that show many rows, with each query."""
+    """Every page that shows many rows: its address, with each query that it is tried with."""
     for (view, model), kind in KINDS.items():
         if kind is not MANY:
             continue

@@ -1,4 +1,4 @@
-"""The session store of Microsoft Agent Framework in the project's database."""
+"""Sessions, histories and workflow checkpoints of Microsoft Agent Framework in the project's database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tables and the conversation that the catalogue registers."""
+"""The tables and the conversation that the catalogue registers, the types of stored values, and values as
+plain data. Nothing here imports LangGraph, or builds objects of a type that the bytes name: an object is read
+as its fields.
+"""
 
 from __future__ import annotations
 
