@@ -285,10 +285,14 @@ def _ancestors(db: Database, serde: SerializerProtocol, address: CheckpointAddre
     if start is None:
         newest = db.read(NEWEST_ID, names)
         start = newest[0][0] if newest else None
+    known = {start}
     while start is not None:
         page = db.read(CHAIN, {**names, "checkpoint_id": start, "depth": _PAGE})
         # The first row is only the start of the page: it is not an ancestor, or was on the previous page.
         for checkpoint_id, _, versions, kind, content in page[1:]:
+            if checkpoint_id in known:
+                raise IntegrityFault(f"the checkpoint {shown_id(checkpoint_id)} is its own ancestor")
+            known.add(checkpoint_id)
             body = read_from(address.thread_id, checkpoint_id, partial(read_body, serde, kind, content))
             yield _Ancestor(checkpoint_id, json.loads(versions), body)
         start = page[-1][0] if len(page) > _PAGE else None

@@ -268,7 +268,6 @@ _MOST_COUNTED: Final = 100
 _MOST_NUMBERED: Final = 10_000
 """The maximum number of entries that a page walks to reach the oldest one."""
 
-_WITHOUT_LIMIT: Final = 2**31 - 1
 _AT_ONCE: Final = 200
 _MAIN: Final = "current"
 _SOURCE: Final = 12_000
@@ -392,15 +391,20 @@ class _PydanticConversation:
     ) -> Iterator[ConversationMessage]:
         """Yield the messages of a thread. Only the keys of its entries are in memory at the same time."""
         records = Conversation.objects.using(db.alias).filter(session=key)
-        record = db.query(records.values_list("tenant", "head_id").first)
+        record = db.query(records.values_list("tenant", "head_id", "family").first)
         if record is None:
             return
-        head = record[1] if thread is None or thread == _MAIN else thread
-        parameters = {"tenant": record[0], "head": head, "most": _WITHOUT_LIMIT}
-        keys = [pk for (pk,) in db.read(_KEYS, parameters)]
+        tenant, head, family = record
+        entries = ConversationEntry.objects.using(db.alias)
+        parameters = {
+            "tenant": tenant,
+            "head": head if thread is None or thread == _MAIN else thread,
+            # A history without an end, because an entry is its own ancestor, shows each entry once.
+            "most": db.query(entries.filter(tenant=tenant, family=family).count),
+        }
+        keys = list(dict.fromkeys(pk for (pk,) in db.read(_KEYS, parameters)))
         first = max(1, len(keys) + first + 1) if first < 0 else first
         keys = keys[first - 1 :]
-        entries = ConversationEntry.objects.using(db.alias)
         pace = Pace(_AT_ONCE)
         number = first
         while keys:

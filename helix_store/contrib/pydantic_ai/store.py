@@ -45,7 +45,7 @@ from helix_store.engine.expressions import (
     update_row,
 )
 from helix_store.engine.statement import Statement, table
-from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound
+from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound, shown_id
 from helix_store.models import Session
 from helix_store.sessions.statements import SESSION_BY_ID
 
@@ -73,6 +73,14 @@ _COLUMNS: Final = "entry_id, parent_id, kind, payload"
 ENTRY: Final = Statement(f"SELECT {_COLUMNS} FROM {_ENTRY} WHERE {_OF_TENANT} AND entry_id = %(entry_id)s")
 
 
+# A history is not longer than its family, unless an entry is its own ancestor: then it would have no end.
+_LONGEST: Final = f"""(
+                SELECT count(*) FROM {_ENTRY} AS f WHERE f.{_OF_TENANT} AND f.family = (
+                    SELECT family FROM {_ENTRY} WHERE {_OF_TENANT} AND entry_id = %(head_id)s
+                )
+            )"""
+
+
 def _history(before: str) -> str:
     return f"""
         WITH RECURSIVE history AS (
@@ -80,7 +88,7 @@ def _history(before: str) -> str:
             WHERE {_OF_TENANT} AND entry_id = %(head_id)s
             UNION ALL
             SELECT e.entry_id, e.parent_id, e.kind, e.payload, history.depth + 1 FROM history {before}
-            WHERE history.depth < %(limit)s
+            WHERE history.depth < %(limit)s AND history.depth < {_LONGEST}
         )
         SELECT {_COLUMNS} FROM history ORDER BY depth DESC"""
 
@@ -497,7 +505,7 @@ class DjangoConversationStore(ConversationStore):
         """Return the entries from the first to ``head_id``, or only the last ``limit`` entries. One
         statement.
 
-        Raises ``KeyError`` if one of them is not stored.
+        Raises ``KeyError`` if one of them is not stored, and `IntegrityFault` if one is its own ancestor.
         """
         limit = MAX_BIGINT if limit is None else validation.query_number(limit, "limit")
         if head_id is None:
@@ -508,8 +516,11 @@ class DjangoConversationStore(ConversationStore):
         history = await self._entries(HISTORY, head_id=head_id, limit=limit)
         if not history:
             raise KeyError(head_id)
-        if len(history) < limit and history[0].parent_id is not None:
-            raise KeyError(history[0].parent_id)
+        before = history[0].parent_id
+        if len(history) < limit and before is not None:
+            if any(entry.id == before for entry in history):
+                raise IntegrityFault(f"The entry {shown_id(before)} of a conversation is its own ancestor.")
+            raise KeyError(before)
         return history
 
     async def _records(self, statement: Statement, **parameters: object) -> list[ConversationRecord]:
