@@ -43,8 +43,8 @@ BOUNDS = {
     "SQLite": (13, 96),
     "handle": (11, 75),
     "handle, staging": (13, 113),  # staging also writes the session's row, so that a stale snapshot fails
-    "turn": (20, 313),  # it asks whether the session is at rest, and reserves what its next step may spend
-    "answer": (21, 144),  # an answer stores a decision; the page asks for tenants and the session's condition
+    "turn": (21, 319),  # it asks whether the session is at rest, and reserves what its next step may spend
+    "answer": (22, 146),  # an answer stores a decision; the page asks for tenants and the session's condition
     "put": (8, 62),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.

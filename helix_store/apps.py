@@ -16,8 +16,7 @@ class HelixStoreConfig(AppConfig):
             locks,
         )
         from helix_store.catalogue import register_table
-        from helix_store.engine.database import watch_requests
-        from helix_store.engine.threads import watch_connections
+        from helix_store.engine.threads import watch_connections, watch_requests
         from helix_store.migrations._plans import prepare_plan
         from helix_store.sessions import heads as sessions
         from helix_store.streams import chunks as streams

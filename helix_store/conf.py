@@ -24,6 +24,9 @@ FIRST_SAFE_SQLITE: Final = (3, 51, 3)
 """The first version without the WAL-reset bug, https://sqlite.org/wal.html#walresetbug."""
 _BACKPORTS_OF_THE_FIX: Final = ((3, 44, 6), (3, 50, 7))
 
+ROUTED_MODEL: Final = "helix_store.Session"
+"""The model about which the project's routers are asked. Its database has all rows of a tenant."""
+
 DEFAULTS: Final[dict[str, Any]] = {
     "TABLE_PREFIX": "helix_store_",
     "LIMITS": {},

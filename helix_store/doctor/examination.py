@@ -32,10 +32,9 @@ from helix_store.doctor.findings import (
     table_of,
 )
 from helix_store.doctor.invariants import FIXES, INVARIANTS, PAYLOAD_CHECKS, SUSPICIONS, declared_checks, fix
-from helix_store.engine.database import Database
+from helix_store.engine.database import Database, postgres_module
 from helix_store.engine.expressions import list_parameter
 from helix_store.engine.statement import Statement
-from helix_store.engine.threads import loses_prepared_statements
 from helix_store.exceptions import InvalidQuery, SessionNotFound
 from helix_store.sessions.locking import session_with_id
 
@@ -125,7 +124,8 @@ def pooler(scope: Scope) -> Iterator[Fault]:
     connection = scope.db.connection
     if not conf.fast_paths() or connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         return
-    if scope.db.query(lambda: loses_prepared_statements(connection)):
+    driver = postgres_module()  # another driver does not prepare statements
+    if driver is not None and scope.db.query(lambda: driver.loses_prepared_statements(connection)):
         host, port = connection.settings_dict["HOST"], connection.settings_dict["PORT"]
         yield fault("pooler-without-prepared-statements", None, None, f"{host}:{port}")
 

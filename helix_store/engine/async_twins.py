@@ -20,8 +20,13 @@ from django.db import close_old_connections
 
 from helix_store import conf
 from helix_store.core.ids import PerProcess
-from helix_store.engine.database import keep_open, note_transactions_of, return_to_pool_after
-from helix_store.engine.threads import find_djangos_thread, find_parked_caller
+from helix_store.engine.threads import (
+    find_djangos_thread,
+    find_parked_caller,
+    keep_open,
+    note_transactions_of,
+    return_to_pool_after,
+)
 
 S = TypeVar("S")
 P = ParamSpec("P")

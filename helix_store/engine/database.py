@@ -17,24 +17,8 @@ method         errors released transaction                                      
 Statements are prepared on PostgreSQL, unless ``HELIX_STORE["FAST_PATHS"]`` is False. On Citus (see
 `engine.statement`), only reads are prepared, and a write that has a form for Citus is a transaction.
 
-A call takes a connection when it enters the engine, and releases it when it ends. A connection belongs to a
-thread, so a call cannot join the transaction of a caller that waits for it in another thread. If it ran, it
-would commit even if the caller rolls back, or wait forever for rows that the caller has locked.
-
-Django closes a thread's connections when a request ends there. A thread of an agent framework's executor,
-or one that the project started, never ends a request, so it would keep its connection forever.
-
-Some calls would wait forever for a lock of a caller that itself waits for the call. A caller in an
-``atomic()`` block may wait for another thread, as `graph.invoke` does. If that thread waits for a row that
-the block has locked, neither ever continues, and the database cannot see why. The context of the call
-usually names the block (see `require_thread_of_caller`), but some frameworks make calls with an empty
-context. So a statement that has waited for a while, in a thread that Django does not manage, looks for the
-open blocks of the other threads of this process. If the thread of such a block does nothing but wait, the
-call is refused.
-
-On PostgreSQL, psycopg already wakes up every tenth of a second while it waits, so this costs no statement.
-It asks the server over another connection which transactions the statement waits for, and cancels it. On
-SQLite, a call waits in shorter turns while another thread of this process has a block open.
+A call takes a connection when it enters the engine, and releases it when it ends. `engine.threads` says which
+threads release theirs, and which calls are refused because they would wait for their own caller.
 """
 
 from __future__ import annotations
@@ -43,26 +27,21 @@ import functools
 import hashlib
 import random
 import secrets
-import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from threading import current_thread, main_thread
-from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, cast
-from weakref import WeakKeyDictionary, ref
 
 from django.apps import apps
-from django.core.signals import request_finished, request_started
-from django.db import Error, connections, router, transaction
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 
 from helix_store import conf
 from helix_store.conf import TENANT_VARIABLE
-from helix_store.core.ids import after_fork
 from helix_store.core.limits import Limits
 from helix_store.core.moments import as_sqlite_text, as_utc
 from helix_store.engine.errors import (
@@ -77,14 +56,27 @@ from helix_store.engine.statement import (
     END_SESSION,
     NO_ANSWER,
     NOW,
-    STAY_ON_NODE,
     WAIT_BRIEFLY,
     Statement,
     patient_pauses,
     run_in_order,
     table,
 )
-from helix_store.engine.threads import frames_of, opened_connections, used_aliases, waits_in
+from helix_store.engine.threads import (
+    UNWATCHED,
+    is_kept_open,
+    note_opened_by_call,
+    open_blocks,
+    refuse_again,
+    refused_threads,
+    release,
+    release_once,
+    remember_pool,
+    require_thread_of_caller,
+    short_waits,
+    used_aliases,
+    watched_wait,
+)
 from helix_store.exceptions import (
     HelixStoreError,
     OutcomeUnknown,
@@ -93,7 +85,6 @@ from helix_store.exceptions import (
     StoreUnavailable,
     TenantMoved,
 )
-from helix_store.models import Session
 
 if TYPE_CHECKING:
     from helix_store.engine.postgres import WatchedTransaction
@@ -101,14 +92,20 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Database", "DatabaseOperations", "Parameters", "Rows", "reads", "writes"]
 
 
+@functools.cache
+def _routed_model() -> type[Model]:
+    """The model about which the routers are asked. All other tables of a tenant are in the same database."""
+    return apps.get_model(conf.ROUTED_MODEL)
+
+
 def alias_of(tenant: str) -> str:
     """Return the database of a tenant: the one to which the routers send writes with the hint ``tenant``."""
-    return router.db_for_write(Session, tenant=tenant)
+    return router.db_for_write(_routed_model(), tenant=tenant)
 
 
 def app_aliases() -> list[str]:
     """Return the databases that the routers let the app migrate, in the order of ``DATABASES``."""
-    return [alias for alias in connections if router.allow_migrate_model(alias, Session)]
+    return [alias for alias in connections if router.allow_migrate_model(alias, _routed_model())]
 
 
 def app_connections(vendor: str, only: str | None = None) -> list[BaseDatabaseWrapper]:
@@ -118,463 +115,6 @@ def app_connections(vendor: str, only: str | None = None) -> list[BaseDatabaseWr
         for alias in app_aliases()
         if connections[alias].vendor == vendor and only in (None, alias)
     ]
-
-
-# This is not a context variable: a thread that copies the context of a request does not serve that request.
-_requests: Final = threading.local()
-_opened_by_calls: Final[WeakKeyDictionary[BaseDatabaseWrapper, ref[Any]]] = WeakKeyDictionary()
-"""The driver's connection that a call has opened, until the call ends."""
-is_kept_open: ContextVar[bool] = ContextVar("helix_store_connection_is_kept_open", default=False)
-
-
-class _Block(NamedTuple):
-    """The outermost ``atomic()`` of a connection, with weak references because contexts may live long."""
-
-    connection: ref[Any]
-    block: ref[Any]
-
-    def is_open(self) -> bool:
-        connection, block = self.connection(), self.block()
-        return connection is not None and block is not None and outermost_block(connection) is block
-
-
-# Executors of agent frameworks copy the context of the thread that waits for them.
-open_blocks: Final[ContextVar[Mapping[str, _Block]]] = ContextVar(
-    "helix_store_open_blocks",
-    default=MappingProxyType({}),
-)
-
-
-def require_thread_of_caller(connection: BaseDatabaseWrapper) -> None:
-    """Raise `OutsideTransaction` if a caller has a transaction of this database open in another thread.
-
-    A caller is recognised by its context: through a call in its block, or through `note_transactions_of`.
-    """
-    blocks = open_blocks.get()
-    known = blocks.get(connection.alias)
-    if known is not None and known.is_open():
-        if known.connection() is not connection:
-            raise OutsideTransaction
-    elif connection.in_atomic_block:
-        _note(connection)
-    elif known is not None:
-        open_blocks.set({alias: block for alias, block in blocks.items() if block is not known})
-
-
-def note_transactions_of(threads: Collection[int]) -> None:
-    """Record the open transactions of threads that wait for this context; ``threads`` are thread idents."""
-    for connection in opened_connections():
-        if connection.in_atomic_block and connection._thread_ident in threads:  # type: ignore[attr-defined]
-            _note(connection)
-
-
-def _note(connection: BaseDatabaseWrapper) -> None:
-    block = outermost_block(connection)
-    if block is not None:
-        open_blocks.set({**open_blocks.get(), connection.alias: _Block(ref(connection), ref(block))})
-
-
-def outermost_block(connection: Any) -> object | None:
-    """Return the outermost ``atomic()`` block that is open on a connection."""
-    # Another thread may end the block in the meantime.
-    return next(iter(connection.atomic_blocks), None)
-
-
-def release(connection: BaseDatabaseWrapper) -> None:
-    """Close what the end of a request would close, in a thread that Django does not manage.
-
-    As at the end of a request, this honours ``CONN_MAX_AGE`` and returns a pooled connection. A connection
-    with an open transaction stays open: it belongs to the caller, in an ``atomic()`` block or with autocommit
-    off.
-
-    The main thread returns a pooled connection that a call of the store has opened, because it may run for
-    hours, and a small pool cannot spare the connection.
-    """
-    if connection.in_atomic_block or is_kept_open.get():
-        return
-    if is_managed():
-        _return_what_calls_opened(connection)
-        return
-    if connection.connection is None or connection.autocommit:
-        connection.close_if_unusable_or_obsolete()
-
-
-def note_opened_by_call(connection: BaseDatabaseWrapper) -> None:
-    """Record that a call of the store, not other code in its thread, has taken a pooled connection."""
-    if connection.settings_dict["OPTIONS"].get("pool"):
-        _opened_by_calls[connection] = ref(connection.connection)
-
-
-def _return_what_calls_opened(connection: BaseDatabaseWrapper) -> None:
-    if not connection.settings_dict["OPTIONS"].get("pool"):
-        return
-    opened = _opened_by_calls.pop(connection, None)
-    is_ours = opened is not None and opened() is connection.connection
-    if is_ours and connection.autocommit and not getattr(_requests, "is_served", False):
-        return_to_pool(connection)
-
-
-@contextmanager
-def keep_open() -> Iterator[None]:
-    """Leave connections open in a ``with`` block, because the caller of the thread releases them."""
-    token = is_kept_open.set(True)
-    try:
-        yield
-    finally:
-        is_kept_open.reset(token)
-
-
-@contextmanager
-def return_to_pool_after() -> Iterator[None]:
-    """Leave connections open in a ``with`` block, then return the pooled ones that calls in it have opened.
-
-    Use this for one of Django's threads outside of requests, where nothing else closes its connections.
-    """
-    try:
-        with keep_open():
-            yield
-    finally:
-        for connection in connections.all(initialized_only=True):
-            if not connection.in_atomic_block:
-                _return_what_calls_opened(connection)
-
-
-@contextmanager
-def release_once(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """`release` the connection once after several calls instead of after each one."""
-    try:
-        with keep_open():
-            yield
-    finally:
-        release(connection)
-
-
-def return_to_pool(connection: BaseDatabaseWrapper) -> None:
-    """Return a pooled connection; keep any other one open.
-
-    Use this for a background thread between two uses: it must not occupy a place in a small pool while it
-    waits.
-    """
-    if connection.settings_dict["OPTIONS"].get("pool"):
-        connection.close()
-
-
-def watch_requests() -> None:
-    """Track which threads serve a Django request; called once, when the app is ready."""
-    request_started.connect(_begin_request, dispatch_uid="helix_store.connections")
-    request_finished.connect(_end_request, dispatch_uid="helix_store.connections")
-
-
-def _begin_request(**kwargs: Any) -> None:
-    _requests.is_served = True
-
-
-def _end_request(**kwargs: Any) -> None:
-    _requests.is_served = False
-
-
-def is_managed() -> bool:
-    """Return whether the end of a request or of the process releases the connections of this thread."""
-    if threading.current_thread() is threading.main_thread():
-        return True
-    return getattr(_requests, "is_served", False)
-
-
-_IDLE_SECONDS: Final = 0.3
-"""The time for which the thread of a block must have done nothing but wait."""
-_LONGEST_SECONDS: Final = 5.0
-"""The time after which a call stops waiting for a block of this process, whatever its thread does."""
-_SERVER_SECONDS: Final = 5
-_OWN_THREADS: Final = "helix_store "
-"""The names of the store's background threads begin with this. No caller waits for them."""
-_HELD_HERE: Final = (
-    "Another thread of this process has held the lock for several seconds in an atomic() block. If it waits "
-    "for this call, leave the block first, or make the call in its thread; otherwise try again shortly."
-)
-# A statement may wait behind another one that waits for the same row. Through a pooler, the server does not
-# know the number of the session; then any ungranted lock counts.
-_BLOCKERS: Final = """
-    WITH RECURSIVE blockers(pid) AS (
-        SELECT unnest(pg_catalog.pg_blocking_pids(%(waiting)s))
-        UNION SELECT unnest(pg_catalog.pg_blocking_pids(pid)) FROM blockers
-    )
-    SELECT
-        EXISTS (SELECT 1 FROM pg_catalog.pg_stat_activity WHERE pid = %(waiting)s),
-        EXISTS (SELECT 1 FROM blockers WHERE pid = ANY(%(holding)s)),
-        EXISTS (SELECT 1 FROM pg_catalog.pg_locks WHERE NOT granted)"""
-
-
-class _Refused(NamedTuple):
-    """The block because of which a thread was refused, with weak references: none of them is kept alive."""
-
-    connection: Any
-    block: Any
-    thread: Any
-    """The thread, because the system gives its ident to another one after its end. None for a pool."""
-
-    def is_open(self) -> bool:
-        connection, block = self.connection(), self.block()
-        if self.thread is not None:
-            thread = self.thread()
-            if thread is None or not thread.is_alive():
-                return False
-        return connection is not None and block is not None and outermost_block(connection) is block
-
-
-refused_threads: Final[dict[int | str, _Refused]] = {}
-"""Threads, by their ident, that waited for a block, and pools that work for the caller of one, by their name.
-Their next calls need not wait: see `refuse_again`.
-"""
-after_fork(refused_threads.clear)
-
-
-def remember_refused(holder: BaseDatabaseWrapper | None) -> None:
-    """Remember that this thread works for the thread that has this connection, while its block is open."""
-    block = None if holder is None else outermost_block(holder)
-    if holder is not None and block is not None:
-        thread = threading.current_thread()
-        refused_threads[threading.get_ident()] = _Refused(ref(holder), ref(block), ref(thread))
-
-
-def remember_pool(holder: BaseDatabaseWrapper | None) -> None:
-    """Remember that the pool of this thread works for the thread that has this connection.
-
-    The context of a call has shown it. The pool's other calls may have an empty context, and would commit
-    even if the caller rolls back.
-    """
-    pool = _pool_of_thread()
-    block = None if holder is None else outermost_block(holder)
-    if holder is not None and block is not None and pool:
-        refused_threads[pool] = _Refused(ref(holder), ref(block), None)
-
-
-def _pool_of_thread() -> str:
-    """Return the name of the executor whose thread this is, if the name is that of no other executor."""
-    pool, _, _ = threading.current_thread().name.rpartition("_")
-    return pool if pool.startswith("ThreadPoolExecutor-") else ""
-
-
-def refuse_again(connection: BaseDatabaseWrapper) -> None:
-    """Raise `OutsideTransaction` if this thread was refused because of a block that is still waiting."""
-    thread = threading.get_ident()
-    for key in (_pool_of_thread(), thread):
-        refused = refused_threads.get(key)
-        if refused is None or not refused.is_open():
-            continue
-        holder = refused.connection()
-        is_other = holder is not connection and holder.alias == connection.alias
-        if is_other and (type(key) is str or _waits_at(holder) is not None):
-            raise OutsideTransaction
-    for ident, each in list(refused_threads.items()):
-        if not each.is_open():
-            refused_threads.pop(ident, None)
-
-
-def blocks_elsewhere(connection: BaseDatabaseWrapper) -> list[BaseDatabaseWrapper]:
-    """Return the connections to the same database on which other threads have a block open."""
-    thread = threading.get_ident()
-    return [
-        each
-        for each in opened_connections()
-        if each.in_atomic_block and each.alias == connection.alias and _thread_of(each) != thread
-    ]
-
-
-def _thread_of(connection: Any) -> int:
-    return connection._thread_ident  # type: ignore[no-any-return]
-
-
-def _waits_at(holder: BaseDatabaseWrapper) -> tuple[int, int] | None:
-    """Return a mark of the place where the thread of a connection waits for another thread, or ``None``.
-
-    A mark that is the same a while later means that the thread has done nothing in between.
-    """
-    frames = frames_of(_thread_of(holder))
-    if not frames:
-        # The thread has ended, and nothing ends its block.
-        return 0, 0
-    innermost = frames[0]
-    return (id(innermost), innermost.f_lasti) if waits_in(innermost) else None
-
-
-class Wait:
-    """A call in a thread that Django does not manage, which must not wait for its own caller."""
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self._connection: Any = connection
-        self._began: float | None = None
-        self._marks: dict[int, tuple[tuple[int, int], float]] = {}
-
-    def _idle_holders(self, holders: list[BaseDatabaseWrapper], now: float) -> list[BaseDatabaseWrapper]:
-        """Return the holders that have done nothing but wait since an earlier call."""
-        idle, marks = [], {}
-        for holder in holders:
-            mark = _waits_at(holder)
-            if mark is None:
-                continue
-            known, since = self._marks.get(id(holder), (mark, now))
-            marks[id(holder)] = (mark, since if known == mark else now)
-            if known == mark and now - since >= _IDLE_SECONDS:
-                idle.append(holder)
-        self._marks = marks
-        return idle
-
-
-# --- PostgreSQL --------------------------------------------------------------------------------------
-
-
-class _WaitOnServer(Wait):
-    """A block in which psycopg's waits on one connection are watched."""
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        super().__init__(connection)
-        self._native = connection.connection
-        self._refusal: HelixStoreError | None = None
-
-    def __enter__(self) -> None:
-        native = self._native
-        wait = type(native).wait
-
-        def watched(statement: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-            return wait(native, _ticking(statement, self._tick), *args, **kwargs)
-
-        native.wait = watched
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Otherwise the connection would refer to itself.
-        del self._native.wait
-        if self._refusal is not None and isinstance(error, Error | HelixStoreError):
-            raise self._refusal from error
-
-    def _tick(self, began: float) -> None:
-        """Called every tenth of a second while a statement, which ``began`` at this time, waits."""
-        now = time.monotonic()
-        if self._refusal is not None:
-            return
-        if began != self._began:
-            self._began, self._marks = began, {}
-        holders = blocks_elsewhere(self._connection)
-        idle = self._idle_holders(holders, now)
-        is_late = now - began >= _LONGEST_SECONDS
-        blocking = idle or (holders if is_late else [])
-        if not blocking or not self._is_blocked_by(blocking):
-            return
-        self._refusal = OutsideTransaction() if idle else StoreBusy(_HELD_HERE, database_code="57014")
-        if idle:
-            remember_refused(idle[0])
-        with suppress(self._connection.Database.Error):
-            self._native.cancel_safe(timeout=_SERVER_SECONDS)
-
-    def _is_blocked_by(self, holders: list[BaseDatabaseWrapper]) -> bool:
-        """Ask the server over another connection; assume that it is blocked if the server cannot tell."""
-        if conf.is_citus(self._connection.settings_dict):
-            return True
-        params = {**self._connection.get_connection_params(), "connect_timeout": _SERVER_SECONDS}
-        holding = [
-            pgconn.backend_pid for each in holders if (pgconn := getattr(each.connection, "pgconn", None))
-        ]
-        waiting = self._native.pgconn.backend_pid
-        try:
-            with self._connection.Database.connect(**params) as other:
-                row = other.execute(_BLOCKERS, {"waiting": waiting, "holding": holding}).fetchone()
-        except self._connection.Database.Error:
-            return True
-        is_known, is_blocked, waits_anybody = row
-        return bool(is_blocked or (not is_known and waits_anybody))
-
-
-def _ticking(statement: Generator[Any, Any, Any], tick: Callable[[float], None]) -> Generator[Any, Any, Any]:
-    """Run one of psycopg's generators, and call ``tick`` whenever psycopg wakes up without an answer."""
-    began = time.monotonic()
-    try:
-        wanted = next(statement)
-        while True:
-            ready = yield wanted
-            if not ready:
-                tick(began)
-            wanted = statement.send(ready)
-    except StopIteration as end:
-        return end.value
-
-
-UNWATCHED: Final = nullcontext()
-"""The wait of a main thread, which works for no other thread's block. Hot calls check this themselves."""
-
-
-def watched_wait(connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:
-    """Return a context in which a statement on PostgreSQL never waits for the caller of this thread.
-
-    Enter it with an open connection. Raises `OutsideTransaction`, or `StoreBusy` after several seconds.
-    """
-    if connection.vendor != "postgresql" or _may_wait():
-        return UNWATCHED
-    native = connection.connection
-    if not hasattr(native, "cancel_safe") or "wait" in vars(native):
-        # This is another driver, or an enclosing block watches the connection.
-        return UNWATCHED
-    return _WaitOnServer(connection)
-
-
-def _may_wait() -> bool:
-    return is_managed() or threading.current_thread().name.startswith(_OWN_THREADS)
-
-
-# --- SQLite ------------------------------------------------------------------------------------------
-
-
-class ShortWaits(Wait):
-    """The attempts of a transaction on SQLite while another thread of this process has a block open.
-
-    SQLite reports nothing while it waits for a lock, so that each attempt waits only for a short time.
-    """
-
-    def __enter__(self) -> None:
-        try:
-            self._connection.ensure_connection()
-        except Exception as exc:
-            raise_mapped(self._connection, exc)
-            raise
-        self._attempt_began = time.monotonic()
-        self._began = self._began or self._attempt_began
-        self._idle_holders(blocks_elsewhere(self._connection), self._attempt_began)
-        self._wait_up_to(round(_IDLE_SECONDS * 1000))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._wait_up_to(round(self._longest * 1000))
-
-    @property
-    def _longest(self) -> float:
-        return float(self._connection.settings_dict["OPTIONS"].get("timeout", 5.0))
-
-    def _wait_up_to(self, milliseconds: int) -> None:
-        native = self._connection.connection
-        if native is not None:
-            native.execute(f"PRAGMA busy_timeout = {milliseconds}")
-
-    def may_go_on(self, busy: StoreBusy) -> bool:
-        """Return whether to try again because less time has passed than SQLite would have waited.
-
-        Raises `OutsideTransaction` if the thread of an open block has done nothing but wait.
-        """
-        now = time.monotonic()
-        if now - self._attempt_began < _IDLE_SECONDS:
-            # This was no wait: the transaction had read something that has changed since.
-            return False
-        if idle := self._idle_holders(blocks_elsewhere(self._connection), now):
-            remember_refused(idle[0])
-            raise OutsideTransaction from busy
-        return now - (self._began or now) < min(self._longest, _LONGEST_SECONDS)
-
-
-def short_waits(connection: BaseDatabaseWrapper) -> ShortWaits | None:
-    """Return how a call waits on SQLite, or ``None`` if it may wait as long as SQLite does."""
-    if connection.vendor != "sqlite" or connection.in_atomic_block or _may_wait():
-        return None
-    return ShortWaits(connection) if blocks_elsewhere(connection) else None
 
 
 R = TypeVar("R")
@@ -947,7 +487,7 @@ class Database:
         if features.tells_tenant:
             body = functools.partial(self._after, _SET_TENANT, body)
         elif features.is_citus and not only_reads:
-            body = functools.partial(self._after, STAY_ON_NODE, body)
+            body = functools.partial(self._after, stay_on_node(), body)
         is_own = not connection.in_atomic_block
         # On Citus, the node with the tables may have committed a transaction that the entry node rolled back.
         is_watched = is_own and connection.vendor == "postgresql" and not (only_reads or features.is_citus)
@@ -1011,8 +551,11 @@ def _session_number(connection: BaseDatabaseWrapper) -> int:
 
 
 def release_unless_kept(connection: BaseDatabaseWrapper) -> None:
-    """Release the connection, unless an enclosing block or call will do so."""
-    if not (connection.in_atomic_block or is_kept_open.get()):
+    """Release the connection, unless an enclosing block or call will do so, or the main thread keeps it."""
+    if connection.in_atomic_block or is_kept_open.get():
+        return
+    # The main thread returns only a pooled connection: most calls need not ask further.
+    if current_thread() is not main_thread() or "pool" in connection.settings_dict["OPTIONS"]:
         release(connection)
 
 
@@ -1123,6 +666,17 @@ _BEGIN: Final = Statement("BEGIN DEFERRED")
 _SET_TENANT: Final = Statement(f"SELECT pg_catalog.set_config('{TENANT_VARIABLE}', ':' || %(tenant)s, true)")
 
 
+@functools.cache
+def stay_on_node() -> Statement:
+    """Return the statement that makes a move of the schema wait for the end of the transaction, on Citus.
+
+    A move waits for transactions that have written, but not for those that have only locked a row. Without
+    this statement, a transaction could lock a row on the old node and write on the new one, where the row is
+    not locked, so that two transactions could both write what only one of them may.
+    """
+    return Statement(f"DELETE FROM {table(_routed_model())} WHERE id = 0")
+
+
 @dataclass(eq=False, repr=False)
 class DatabaseOperations:
     """A group of operations on one database."""
@@ -1199,7 +753,7 @@ def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R], watched: Wa
 # Every role may read the catalog, even without privileges on the fences' table. A removed fence may have
 # left a disabled trigger behind.
 _IS_FENCED: Final = Statement(
-    f"SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = pg_catalog.to_regclass('{table(Session)}')"
+    "SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = pg_catalog.to_regclass(%(table)s)"
     " AND tgname = %(trigger)s AND tgenabled <> 'D'",
     "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND name = %(trigger)s || '_INSERT'",
 )
@@ -1207,7 +761,8 @@ _IS_FENCED: Final = Statement(
 
 def refuse_moved(db: Database) -> None:
     """Raise `TenantMoved` if the tenant is fenced. Call this after a lookup that found nothing."""
-    if db.read(_IS_FENCED, {"trigger": trigger_name(table(Session), db.tenant)}):
+    fenced = table(_routed_model())
+    if db.read(_IS_FENCED, {"table": fenced, "trigger": trigger_name(fenced, db.tenant)}):
         raise TenantMoved(database_code=TENANT_MOVED)
 
 

@@ -42,7 +42,6 @@ from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.database import Database
 from helix_store.engine.statement import SQLITE, Statement, table
 from helix_store.exceptions import InvalidCursor, UnsupportedIsolation
-from helix_store.models.fields import MomentField
 
 _DOCUMENTS: Final = frozenset({dict, list})
 _STATEMENTS: Final = 512
@@ -220,12 +219,15 @@ class NoIndexHint(Func):
 
 
 class StartInUTC(Func):
-    """The start of the hour, day, week or month around a moment. Django's ``Trunc`` depends on ``USE_TZ``."""
+    """The start of the hour, day, week or month around the moment in a column, whose own field reads it.
+
+    Django's ``Trunc`` depends on ``USE_TZ``.
+    """
 
     template = "pg_catalog.date_trunc('%(unit)s', %(expressions)s, 'UTC')"
 
     def __init__(self, column: str, unit: str) -> None:
-        super().__init__(column, output_field=MomentField(), unit=unit)
+        super().__init__(column, unit=unit)
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
         column, params = compiler.compile(self.get_source_expressions()[0])

@@ -13,7 +13,7 @@ entry node, the server that the alias names. A statement has a different form th
 - A statement writes to only one table, so there are no one-statement steps. Writes are not prepared.
 - Triggers are not allowed. A statement that has no other form there has a `Refusal`.
 
-A transaction that writes begins with `STAY_ON_NODE`.
+A transaction that writes begins with `engine.database.stay_on_node`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from helix_store.exceptions import (
     StoreTimeout,
     StoreUnavailable,
 )
-from helix_store.models import Lock
 
 _NAMED_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
@@ -247,14 +246,6 @@ def recorded_value(call_ids: str | None, call_id: str) -> str | None:
         raise OutcomeUnknown(call_id)
     return None
 
-
-STAY_ON_NODE: Final = Statement(f"DELETE FROM {table(Lock)} WHERE id = 0")
-"""Make a move of the schema wait for the end of the transaction.
-
-A move waits for transactions that have written, but not for those that have only locked a row. Without this
-statement, a transaction could lock a row on the old node and write on the new one, where the row is not
-locked, so that two transactions could both write what only one of them may.
-"""
 
 _MOMENT: Final = re.compile(r"%\((clock(?:_plus_(\w+))?)\)s")
 

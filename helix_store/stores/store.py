@@ -24,8 +24,9 @@ from helix_store.core.types import Duration, Run, SessionPage, SessionState, Sta
 from helix_store.core.usage import Dollars
 from helix_store.core.validation import Guard
 from helix_store.engine.async_twins import BothContexts, async_twin
-from helix_store.engine.database import Call, Database, release
+from helix_store.engine.database import Call, Database
 from helix_store.engine.memory import MemoryWorld
+from helix_store.engine.threads import release
 from helix_store.exceptions import ConflictError, NotSupportedOnBackend, OutsideTransaction
 from helix_store.items import ITEMS_AGENT_TYPE, ItemLog
 from helix_store.locks import DatabaseLockManager, InMemoryLockManager

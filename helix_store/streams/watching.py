@@ -20,7 +20,8 @@ from django.db import connections
 from helix_store import conf
 from helix_store.core.ids import PerProcess
 from helix_store.engine.async_twins import in_thread
-from helix_store.engine.database import Database, keep_open, return_to_pool
+from helix_store.engine.database import Database
+from helix_store.engine.threads import keep_open, return_to_pool
 from helix_store.models import Stream
 from helix_store.streams.chunks import HEAD_COLUMNS, SEND_NOTIFICATIONS, StreamHead, Watch, Watches
 

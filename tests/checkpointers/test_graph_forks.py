@@ -16,7 +16,7 @@ from helix_store.checkpointers.graph.types import (
 )
 from helix_store.core import moments
 from helix_store.core.types import CheckpointSource
-from helix_store.engine.statement import STAY_ON_NODE
+from helix_store.engine.database import stay_on_node
 from helix_store.exceptions import CheckpointNotFound, InvalidPayload
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
@@ -228,7 +228,7 @@ class TestCost:
             lambda: forks.append(graph.fork(saved[-1].checkpoint_id, with_history=with_history))
         )
         # On Citus, one more keeps the transaction on the node of its tenant.
-        assert len([each for each in sent if each != STAY_ON_NODE.postgresql]) <= 8, sent
+        assert len([each for each in sent if each != stay_on_node().postgresql]) <= 8, sent
         (fork,) = forks
         assert without_identity(graph.get_messages(fork.session_id)) == without_identity(
             graph.get_messages("s")

@@ -20,8 +20,7 @@ from helix_store import conf
 from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.core import moments
 from helix_store.counters import delete_usage
-from helix_store.engine.database import Database
-from helix_store.engine.statement import STAY_ON_NODE
+from helix_store.engine.database import Database, stay_on_node
 from helix_store.exceptions import LockLostError, OutcomeUnknown, SessionNotFound, UnsupportedIsolation
 from helix_store.models import Checkpoint, Session, Stream, UsageEntry
 from helix_store.models import Lock as LockRow
@@ -101,7 +100,7 @@ def test_the_statements_of_a_form_are_one_transaction(
     with CaptureQueriesContext(citus.connection) as captured:
         call()
     first, second, *statements, last = [query["sql"] for query in captured.captured_queries]
-    assert (first, second, last) == ("BEGIN", STAY_ON_NODE.postgresql, "COMMIT")
+    assert (first, second, last) == ("BEGIN", stay_on_node().postgresql, "COMMIT")
     assert len(statements) > 1
     assert not {"BEGIN", "COMMIT"} & set(statements)
 
@@ -112,7 +111,7 @@ def test_a_schema_stays_on_its_node_before_a_row_is_locked(
     with CaptureQueriesContext(citus.connection) as captured:
         store.append_messages("session", [MESSAGE])
     begin, stay, lock, *_ = [query["sql"] for query in captured.captured_queries]
-    assert (begin, stay) == ("BEGIN", STAY_ON_NODE.postgresql)
+    assert (begin, stay) == ("BEGIN", stay_on_node().postgresql)
     assert lock.endswith("FOR NO KEY UPDATE")
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from django.db import connections, transaction
 
-from helix_store.engine.database import keep_open
+from helix_store.engine.threads import keep_open
 from helix_store.stores import DatabaseStateStore
 from tests.cells import for_each
 from tests.database.separate import separate_connection

@@ -273,14 +273,14 @@ SESSIONS_AND_LOCKS: Final = (
     # --- Calls that wait for their own caller
     Mutant(
         "waits",
-        "engine/database.py",
+        "engine/threads.py",
         "        if not blocking or not self._is_blocked_by(blocking):",
         "        if blocking or not self._is_blocked_by(blocking):",
         _HANGING,
     ),
     Mutant(
         "waits",
-        "engine/database.py",
+        "engine/threads.py",
         "            raise OutsideTransaction from busy",
         "            return True",
         _HANGING,
