@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ from helix_store.counters import delete_usage
 from helix_store.engine.database import Database, refuse_moved
 from helix_store.engine.expressions import for_keys, has_metadata, keyset_pages, list_parameter
 from helix_store.engine.statement import Clock, Statement, table, with_clock
-from helix_store.exceptions import InvalidQuery
+from helix_store.exceptions import IntegrityFault, InvalidQuery
 from helix_store.models import (
     Budget,
     BudgetCounter,
@@ -49,7 +50,13 @@ from helix_store.models import (
     Tombstone,
     UsageEntry,
 )
-from helix_store.sessions.heads import delete_locked_sessions, forest_keys, lock_tree, tree_keys
+from helix_store.sessions.heads import (
+    delete_locked_sessions,
+    forest_keys,
+    lock_forest,
+    lock_tree,
+    tree_keys,
+)
 from helix_store.sessions.locking import (
     NO_TENANT,
     advance,
@@ -231,16 +238,24 @@ def links_into(db: Database, keys: Collection[int]) -> dict[int, set[int]]:
 
 
 def is_in_use(db: Database, keys: Collection[int]) -> bool:
-    """Return whether one of the sessions is in use and must be kept. Call this in a transaction.
+    """Return whether one of the sessions is in use and must be kept. See `in_use_from_now_on`."""
+    return bool(in_use_from_now_on(db, keys))
+
+
+def in_use_from_now_on(db: Database, keys: Collection[int]) -> set[int]:
+    """Return the sessions in use, and keep the others from being used. Call this in a transaction.
 
     It locks the rows of the sessions' locks, so that nobody can acquire one until the transaction ends.
     """
     locks = locks_of(db, keys)
-    # If a row is locked, someone is acquiring that lock, so it is about to become live.
     free = set(locks.select_for_update(skip_locked=True).order_by("pk").values_list("pk", flat=True))
-    if set(locks.values_list("pk", flat=True)) - free:
-        return True
-    return bool(in_use(db, keys))
+    # If a row is locked, someone is acquiring that lock, so it is about to become live.
+    acquired = [name for key, name in locks.values_list("pk", "name") if key not in free]
+    used = in_use(db, keys)
+    if acquired:
+        named = sessions_with_keys(db, keys).filter(session_id__in=acquired)
+        used.update(named.values_list("pk", flat=True))
+    return used
 
 
 def in_use(db: Database, keys: Collection[int]) -> set[int]:
@@ -271,6 +286,48 @@ def snapshots_of_tree(
             decode_object(envelope or "").get("workspace_refs", {}).values(),
         )
     ]
+
+
+def with_workspaces(db: Database, keys: Collection[int]) -> set[int]:
+    """Return the sessions that have workspaces, or whose workspaces are unknown."""
+    rows = sessions_with_keys(db, keys).values_list("pk", "current__envelope")
+    return {key for key, envelope in rows if not has_no_workspaces(envelope)}
+
+
+def has_no_workspaces(envelope: str | None) -> bool:
+    """Return whether a stored state names no workspace. If it cannot be read, its workspaces are unknown."""
+    if envelope is None:
+        return False
+    try:
+        return not decode_object(envelope).get("workspace_refs")
+    except IntegrityFault:
+        return False
+
+
+_FIRST_PORTION: Final = 8
+_LARGEST_PORTION: Final = 1_000
+_SHORT_SECONDS: Final = 0.125
+
+
+class Portions:
+    """How many trees a transaction deletes: as many as take about a quarter of a second, at least one."""
+
+    def __init__(self) -> None:
+        self._trees = _FIRST_PORTION
+
+    def of(self, tops: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Divide the roots of trees. The time in which the caller uses a portion decides about the next."""
+        first = 0
+        while first < len(tops):
+            began = time.monotonic()
+            portion = tops[first : first + self._trees]
+            yield portion
+            first += len(portion)
+            seconds = time.monotonic() - began
+            if seconds < _SHORT_SECONDS and len(portion) == self._trees:
+                self._trees = min(2 * self._trees, _LARGEST_PORTION)
+            elif seconds > 2 * _SHORT_SECONDS:
+                self._trees = max(1, self._trees // 2)
 
 
 class DoomedStream(NamedTuple):
@@ -447,13 +504,14 @@ def erase(
 ) -> ErasureReceipt:
     """Erase a user (in one tenant or in all), a session or a tenant, and return the receipt.
 
-    Each session tree is one transaction. It locks the rows of the tree, deletes the workspace snapshots
-    through their providers, and deletes the tree with its streams, locks and usage. It also deletes the
-    branches of its sessions (they copy the history), usage that outlived a session, and the data about the
-    erased sessions that other sessions hold: sub-session refs and the ids in their usage. All usage entries
-    of a user are deleted, wherever they are. Posts by the user in the sessions of others lose their author,
-    and waiting ones are withdrawn. Erasing a tenant also deletes the rows that other apps keep for it.
-    Erasure is safe to repeat and to interrupt; a repeat continues.
+    Each session tree is one transaction; the erasure of a tenant takes many trees together, as many as it
+    can erase in about a quarter of a second. The transaction locks the rows of the tree, deletes the
+    workspace snapshots through their providers, and deletes the tree with its streams, locks and usage. It
+    also deletes the branches of its sessions (they copy the history), usage that outlived a session, and the
+    data about the erased sessions that other sessions hold: sub-session refs and the ids in their usage. All
+    usage entries of a user are deleted, wherever they are. Posts by the user in the sessions of others lose
+    their author, and waiting ones are withdrawn. Erasing a tenant also deletes the rows that other apps keep
+    for it. Erasure is safe to repeat and to interrupt; a repeat continues.
 
     Unless ``force`` is set, a tree with a live lock, a running run or a stream with a live writer is skipped.
     A tree whose snapshots cannot be deleted is skipped and logged, unless ``leave_snapshots`` keeps them.
@@ -516,6 +574,7 @@ class Erasure:
         self._is_of_tenant = subject == "tenant"
         given = self.workspace_providers
         self._providers = configured_workspace_providers() if given is None else given
+        self._portions = Portions()
         self.receipt = ErasureReceipt(
             subject=subject,
             subject_sha256=digest_of(name),
@@ -538,8 +597,7 @@ class Erasure:
                 # deleted.
                 with db.rolled_back(dry_run=self.dry_run):
                     for page in self._session_pages(db):
-                        for session_id in page.values():
-                            yield from self._erase_with_branches(db, session_id)
+                        yield from self._erase_page(db, page)
                     yield from self._erase_rest(db)
         receipt = self.receipt
         is_complete = not (self.dry_run or receipt.sessions_left or receipt.locks_left or receipt.errors)
@@ -577,6 +635,47 @@ class Erasure:
             sessions = sessions.filter(session_id=self.session_id)
         for page in _pages(db, sessions, "session_id"):
             yield {key: session_id for session_id, key in page}
+
+    def _erase_page(self, db: Database, page: Mapping[int, str]) -> Iterator[ErasureReceipt]:
+        if not self._is_of_tenant:
+            for session_id in page.values():
+                yield from self._erase_with_branches(db, session_id)
+            return
+        for tops in self._portions.of(list(page)):
+            erased = self._erase_together(db, tops)
+            yield self.receipt
+            for top in tops:
+                if top not in erased:
+                    yield from self._erase_with_branches(db, page[top])
+
+    def _erase_together(self, db: Database, tops: Sequence[int]) -> Collection[int]:
+        """Erase a tenant's trees that nobody uses and that have no workspaces, and return their sessions.
+
+        Branches need no attention, because they are erased too. After an error nothing is erased: each tree
+        on its own tells which of them it concerns.
+        """
+
+        def erase_free() -> tuple[set[int], int, dict[str, Any]]:
+            trees = lock_forest(db, tops)
+            keys = set[int]().union(*trees.values())
+            kept = set[int]() if self.leave_snapshots else with_workspaces(db, keys)
+            if not self.force:
+                kept |= in_use_from_now_on(db, keys)
+            free = {top: keys for top, keys in trees.items() if not keys & kept}
+            # A sub-session is part of the tree of a root before it.
+            erased, number = set[int](), 0
+            for top, keys in free.items():
+                number += top not in erased
+                erased |= keys
+            return erased, number, self._erase_locked(db, erased) if erased else {}
+
+        try:
+            erased, number, counts = db.transaction(erase_free)
+        except Exception:
+            logger.debug("Trees are erased one by one.", exc_info=True)
+            return ()
+        self._count(**counts, trees=number)
+        return erased
 
     # --- Trees and their branches -------------------------------------------------------------------
 
@@ -643,7 +742,15 @@ class Erasure:
             require_writable(db, keys)
         for snapshot in snapshots:
             snapshot.delete()
+        erased = self._erase_locked(db, keys)
+        erased["changed"] += changed
+        return {**erased, "snapshots_deleted": len(snapshots)}
+
+    def _erase_locked(self, db: Database, keys: Collection[int]) -> dict[str, Rows]:
+        """Erase locked sessions, and return the counts of the rows that were deleted and changed."""
+        ids = ids_of(db, keys)
         deleted: Rows = Counter()
+        changed: Rows = Counter()
         deleted[SubSessionRef] = remove_foreign_refs(db, keys, ids)
         deleted[UsageEntry] = delete_usage(db, kept_usage(db, ids))
         changed[UsageEntry] = usage_of_sub_sessions(db, keys, ids).update(sub_session_id=None)
@@ -654,7 +761,7 @@ class Erasure:
         # A stream may have the session's own id without being named by any session.
         deleted += delete_orphaned_streams(db, ids)
         set_tombstones(db, ids, of_erased_tenant=self._is_of_tenant)
-        return {"deleted": deleted, "changed": changed, "snapshots_deleted": len(snapshots)}
+        return {"deleted": deleted, "changed": changed}
 
     def _count_tenant(self, db: Database) -> Iterator[ErasureReceipt]:
         """Count the rows that the erasure of a tenant would delete or keep, page by page for trees.

@@ -17,7 +17,7 @@ from typing import Any, Final
 from django.db.models import F, QuerySet
 
 from helix_store.catalogue.table import Sweep, sweeps
-from helix_store.cleanup.erasure import require_writable
+from helix_store.cleanup.erasure import has_no_workspaces, require_writable
 from helix_store.cleanup.workspaces import (
     CleanupDetails,
     CleanupOutcome,
@@ -50,7 +50,6 @@ from helix_store.engine.database import Database, app_aliases
 from helix_store.engine.expressions import NoIndexHint, keyset_pages
 from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import (
-    IntegrityFault,
     InvalidQuery,
     LimitExceeded,
     StaleStateError,
@@ -226,7 +225,7 @@ class DatabaseCleanup:
         candidates = [
             {"id": key, "version": version}
             for key, version, envelope in self._db.query(lambda: list(rows))
-            if _has_no_workspaces(envelope)
+            if has_no_workspaces(envelope)
         ]
         if not candidates:
             return list(keys)
@@ -329,16 +328,6 @@ class DatabaseCleanup:
 
     def _with_keys(self, keys: list[SessionKey]) -> SessionQuerySet:
         return self._sessions.filter(pk__in=[key.key for key in keys])
-
-
-def _has_no_workspaces(envelope: str | None) -> bool:
-    if envelope is None:
-        return False
-    try:
-        return not decode_object(envelope).get("workspace_refs")
-    except IntegrityFault:
-        # If a session cannot be read, its workspaces are unknown.
-        return False
 
 
 logger = logging.getLogger("helix_store.cleanup")

@@ -251,6 +251,17 @@ def lock_tree(db: Database, session_id: str, *, wait: bool = True) -> set[int]:
     return keys & locked
 
 
+def lock_forest(db: Database, tops: Sequence[int]) -> dict[int, set[int]]:
+    """Lock many trees without waiting, and return the keys of those that are locked, by their roots.
+
+    A tree is left out if another transaction has locked a session of it. Call this in a transaction.
+    """
+    found = forest_keys(db, tops)
+    locked = {head.pk for head in lock_sessions(db, set().union(*found.values()), wait=False)}
+    # A child that was created before its parent was locked is not locked itself.
+    return {top: keys for top, keys in forest_keys(db, tops).items() if keys <= locked}
+
+
 def delete_locked_sessions(db: Database, locked: Collection[int], *, keep_usage: bool) -> Rows:
     """Delete locked sessions, children first, and return the numbers of deleted rows."""
     deleted: Rows = Counter()

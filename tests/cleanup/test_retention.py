@@ -17,6 +17,7 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
 from helix_store.checks.settings import check_settings
+from helix_store.cleanup import retention
 from helix_store.cleanup.retention import Retention
 from helix_store.core import moments
 from helix_store.core.types import StepInfo, UsageKind
@@ -25,6 +26,7 @@ from helix_store.engine.database import Database
 from helix_store.models import Session, Stream, StreamChunk
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.retention import RetentionPolicy, RetentionSummary, apply_retention
+from helix_store.sessions.heads import delete_locked_sessions
 from helix_store.stores import (
     DatabaseLockManager,
     DatabaseStateStore,
@@ -165,29 +167,60 @@ def test_an_expired_lock_does_not_keep_a_session(store: DatabaseStateStore) -> N
     assert retain(store, IDLE).trees == 1
 
 
-def test_a_session_used_between_the_look_and_the_deletion_stays(store: DatabaseStateStore) -> None:
-    completed(store, "old")
+def interrupted(store: DatabaseStateStore, way: str, use: Callable[[], object]) -> list[int]:
+    """Apply a retention that deletes trees this way, with ``use`` before; return the counts of trees."""
 
     class Interrupted(Retention):
+        def _delete_together(self, db: Database, tops: Any) -> Any:
+            if way == "alone":
+                return ()
+            use()
+            return super()._delete_together(db, tops)
+
         def _delete(self, db: Database, session_id: str) -> None:
-            store.append_messages(session_id, [{"role": "user", "content": "wait"}])
+            if way == "alone":
+                use()
             super()._delete(db, session_id)
 
-    retention = Interrupted(using=store.alias, policy=IDLE)
-    assert [summary.trees for summary in retention.batches()] == [0]
+    return [summary.trees for summary in Interrupted(using=store.alias, policy=IDLE).batches()]
+
+
+@for_each("way", ["together", "alone"])
+def test_a_session_used_between_the_look_and_the_deletion_stays(store: DatabaseStateStore, way: str) -> None:
+    completed(store, "old")
+    text = [{"role": "user", "content": "wait"}]
+    assert interrupted(store, way, lambda: store.append_messages("old", text)) == [0]
     assert store.session_exists("old")
 
 
-def test_a_child_made_between_the_look_and_the_deletion_saves_its_tree(store: DatabaseStateStore) -> None:
+@for_each("way", ["together", "alone"])
+def test_a_child_made_between_the_look_and_the_deletion_saves_its_tree(
+    store: DatabaseStateStore, way: str
+) -> None:
     completed(store, "old")
 
-    class Interrupted(Retention):
-        def _delete(self, db: Database, session_id: str) -> None:
-            store.create_session("new", agent_type="agent", parent_session_id=session_id)
-            super()._delete(db, session_id)
+    def create_child() -> None:
+        store.create_session("new", agent_type="agent", parent_session_id="old")
 
-    assert [summary.trees for summary in Interrupted(using=store.alias, policy=IDLE).batches()] == [0]
+    assert interrupted(store, way, create_child) == [0]
     assert known(store) == {"old", "new"}
+
+
+def test_a_tree_that_fails_leaves_the_others_to_their_deletion(
+    store: DatabaseStateStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = {completed(store, name): rows(store, Session).get(session_id=name).pk for name in "abc"}
+
+    def refuse(db: Database, locked: Any, **options: Any) -> Any:
+        if keys["b"] in locked:
+            raise RuntimeError("the trigger of another app")
+        return delete_locked_sessions(db, locked, **options)
+
+    monkeypatch.setattr(retention, "delete_locked_sessions", refuse)
+    summary = retain(store, IDLE)
+    assert (summary.trees, summary.errors) == (2, 1)
+    assert known(store) == {"b"}
+    assert "Session 'b' could not be deleted." in caplog.text
 
 
 def test_a_session_that_another_transaction_has_locked_is_not_waited_for(

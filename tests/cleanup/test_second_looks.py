@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,10 @@ from helix_store.cleanup import erase
 from helix_store.cleanup.expiry import DatabaseCleanup
 from helix_store.cleanup.workspaces import SessionKey
 from helix_store.core import moments
+from helix_store.engine.database import Database
 from helix_store.models import Lock, Session
+from helix_store.sessions import heads
+from helix_store.sessions.heads import forest_keys
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from tests.cleanup.conftest import LONG_AGO
 from tests.database.separate import execute
@@ -57,6 +61,25 @@ def test_a_session_that_another_transaction_has_locked_is_left_without_a_wait(
     with held_session(postgres_db, "held"):
         execute(postgres_db.connection, "SET lock_timeout = '5s'")
         assert cleanup.mark_in_bulk([held, other], moments.now()) == [held]
+
+
+def test_a_tree_with_a_child_that_is_newer_than_its_locks_is_left_out(
+    committed_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = expired_sessions(committed_db, "one", "other")
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    db = Database(committed_db.alias, committed_db.tenant)
+
+    def then_a_child(*looked_up: Any) -> dict[int, set[int]]:
+        found = forest_keys(*looked_up)
+        if not store.session_exists("child"):
+            store.create_session("child", agent_type="agent", parent_session_id="one")
+        return found
+
+    monkeypatch.setattr(heads, "forest_keys", then_a_child)
+    trees = db.transaction(lambda: heads.lock_forest(db, [one.key, other.key]))
+    assert trees == {other.key: {other.key}}
+    assert store.session_exists("child")
 
 
 def test_a_session_whose_lock_is_being_acquired_is_left(postgres_db: CommittedDatabase) -> None:

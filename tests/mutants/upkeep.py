@@ -20,6 +20,7 @@ _RETENTION: Final = named(
     "not_waited_for",
     "the_writer_of_a_stream",
 )
+_SNAPSHOTS: Final = named("tests/cleanup/test_retention.py", "snapshots_go")
 _ERASURE: Final = named("tests/cleanup/test_erasure.py", "in_use_is_left", "that_is_held_is_left")
 
 _ERASED: Final = ("tests/frameworks/test_erased.py",)
@@ -34,6 +35,7 @@ _SQL: Final = "cleanup/erasure.py"
 _RETAIN: Final = "cleanup/retention.py"
 _ERASE: Final = "cleanup/erasure.py"
 _TREES: Final = "cleanup/erasure.py"
+_HEADS: Final = "sessions/heads.py"
 
 _RUNS: Final = "sessions/runs.py"
 _POSTS: Final = "sessions/messages.py"
@@ -123,6 +125,18 @@ UPKEEP: Final = (
     Mutant("cleanup", _SQL, " AND ref.location = 'local'", "", _IN_USE),
     Mutant("cleanup", _RETAIN, "if not keys or self._not_idle(db, keys):", "if not keys:", _RETENTION),
     Mutant("cleanup", _RETAIN, "if is_in_use(db, keys):", "if False:", _IN_USE),
+    # --- Many trees in a transaction
+    Mutant("cleanup", _RETAIN, "kept = self._not_idle(db, keys)", "kept = set[int]()", _RETENTION),
+    Mutant("cleanup", _RETAIN, "kept |= in_use_from_now_on(db, keys)", "pass", _IN_USE),
+    Mutant("cleanup", _RETAIN, "kept |= with_workspaces(db, keys)", "pass", _SNAPSHOTS),
+    Mutant("cleanup", _HEADS, "if keys <= locked}", "}", _SECOND_LOOKS),
+    Mutant(
+        "cleanup",
+        _SQL,
+        "                kept |= in_use_from_now_on(db, keys)",
+        "                pass",
+        _ERASURE,
+    ),
     # --- What is in use
     Mutant("cleanup", _SQL, '{has_live_run(clock, "s")} OR {is', "{is", _IN_USE),
     Mutant("cleanup", _SQL, '"s")} OR {is_driven(clock)} OR EXISTS', '"s")} OR EXISTS', _IN_USE),
@@ -153,9 +167,7 @@ UPKEEP: Final = (
         _IN_USE,
     ),
     Mutant("cleanup", _SQL, "AND st.lease_expires_at > {clock.now}", "AND false", _IN_USE),
-    Mutant(
-        "cleanup", _TREES, 'if set(locks.values_list("pk", flat=True)) - free:', "if False:", _SECOND_LOOKS
-    ),
+    Mutant("cleanup", _TREES, "    if acquired:", "    if False:", _SECOND_LOOKS),
     # --- Checkpoints of sessions that are in use
     Mutant("cleanup", _SQL, "s.tenant = (SELECT %(tenant)s) AND s.session_id >", "s.session_id >", _IN_USE),
     Mutant("cleanup", _SQL, '            AND NOT {has_live_run(clock, "s")}\n', "", _IN_USE),
