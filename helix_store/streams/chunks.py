@@ -23,7 +23,7 @@ from helix_store.core.limits import MAX_BIGINT, UNLIMITED, Limits
 from helix_store.core.payloads import decode_all, decode_optional, encode, encode_all
 from helix_store.core.streams import LONGEST_SECONDS, StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
-from helix_store.engine.expressions import tenants_with
+from helix_store.engine.expressions import for_keys, tenants_with
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table, with_clock
 from helix_store.exceptions import InvalidPayload, InvalidQuery, StreamClosed, StreamTruncated
 from helix_store.models import Stream, StreamChunk
@@ -384,7 +384,8 @@ FAIL_LOST: Final = Statement(
 COUNT_LOST: Final = with_clock(lambda clock: f"SELECT count(*) FROM {_STREAM} WHERE {_is_lost(clock)}")
 
 DELETE_CHUNKS: Final = Statement(f"DELETE FROM {_CHUNK} WHERE stream_id = %(key)s AND sequence <= %(last)s")
-DELETE_STREAM: Final = Statement(f"DELETE FROM {_STREAM} WHERE id = %(key)s")
+DELETE_ALL_CHUNKS: Final = for_keys(f"DELETE FROM {_CHUNK} WHERE stream_id IN %(keys)s")
+DELETE_STREAMS: Final = for_keys(f"DELETE FROM {_STREAM} WHERE id IN %(keys)s")
 
 # --- Notifications ---------------------------------------------------------------------------------
 

@@ -23,7 +23,14 @@ from helix_store.core.types import StreamStatus
 from helix_store.core.validation import Guard
 from helix_store.engine.async_twins import in_thread_to_the_end
 from helix_store.engine.database import Call, Database, DatabaseOperations, Rows, reads, refuse_moved, writes
-from helix_store.engine.expressions import DatabaseNow, NoIndexHint, lock_row, read_cursor, write_cursor
+from helix_store.engine.expressions import (
+    DatabaseNow,
+    NoIndexHint,
+    list_parameter,
+    lock_row,
+    read_cursor,
+    write_cursor,
+)
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import (
     HelixStoreError,
@@ -39,8 +46,9 @@ from helix_store.streams.chunks import (
     ADVANCE,
     APPEND,
     COUNT_LOST,
+    DELETE_ALL_CHUNKS,
     DELETE_CHUNKS,
-    DELETE_STREAM,
+    DELETE_STREAMS,
     FAIL_LOST,
     HEAD_COLUMNS,
     INSERT_CHUNKS,
@@ -457,7 +465,7 @@ class DatabaseStreams(DatabaseOperations):
 
     @writes
     def delete(self, stream_id: str) -> bool:
-        is_deleted = _delete_stream(self.db, stream_id)[Stream] > 0
+        is_deleted = _delete_streams(self.db, [stream_id])[Stream] > 0
         if not is_deleted:
             refuse_moved(self.db)
         return is_deleted
@@ -545,29 +553,28 @@ def delete_orphaned_streams(db: Database, stream_ids: Iterable[str]) -> Counter[
 
     Call this in the transaction that deleted the sessions.
     """
-    deleted: Counter[type[Model]] = Counter()
-    for stream_id in stream_ids:
-        if not _has_session(db, stream_id):
-            deleted += _delete_stream(db, stream_id)
-    return deleted
-
-
-def _has_session(db: Database, stream_id: str) -> bool:
-    # The condition has two parts, so that each is one index lookup, even if SQLite has no statistics.
-    sessions = Session.objects.using(db.alias).filter(tenant=db.tenant, stream_id=stream_id)
-    return sessions.filter(session_id=stream_id).union(sessions.filter(WRITES_ELSEWHERE), all=True).exists()
-
-
-def _delete_stream(db: Database, stream_id: str) -> Counter[type[Model]]:
-    """Delete a stream with its chunks in the open transaction; return no rows if it does not exist."""
-    head = _lock_head(db, stream_id)
-    if head is None:
+    names = list(dict.fromkeys(stream_ids))
+    if not names:
         return Counter()
-    key, _ = head.identity
-    db.execute(DELETE_CHUNKS, {"key": key, "last": LARGEST_SEQUENCE})
-    db.execute(DELETE_STREAM, {"key": key})
-    notify_after_commit(db.alias, key, 0)
-    return Counter({Stream: 1, StreamChunk: head.last_sequence - head.floor})
+    # The query has two parts, so that each is a lookup in an index, even if SQLite has no statistics.
+    sessions = Session.objects.using(db.alias).filter(tenant=db.tenant).values_list("stream_id", flat=True)
+    own = sessions.filter(session_id__in=names, stream_id=F("session_id"))
+    kept = set(own.union(sessions.filter(WRITES_ELSEWHERE, stream_id__in=names), all=True))
+    return _delete_streams(db, [name for name in names if name not in kept])
+
+
+def _delete_streams(db: Database, stream_ids: Collection[str]) -> Counter[type[Model]]:
+    """Delete streams with their chunks in the open transaction, without those that do not exist."""
+    found = _streams(db).filter(stream_id__in=stream_ids).select_for_update(no_key=True).order_by("pk")
+    heads = list(found.values_list("pk", "last_sequence", "floor"))
+    if not heads:
+        return Counter()
+    keys = {"keys": list_parameter(db, [key for key, _, _ in heads])}
+    db.execute(DELETE_ALL_CHUNKS, keys)
+    db.execute(DELETE_STREAMS, keys)
+    for key, _, _ in heads:
+        notify_after_commit(db.alias, key, 0)
+    return Counter({Stream: len(heads), StreamChunk: sum(last - floor for _, last, floor in heads)})
 
 
 def _lock_head(db: Database, stream_id: str) -> StreamHead | None:
