@@ -13,6 +13,7 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, 
 
 from helix_store import conf
 from helix_store.core import moments
+from helix_store.core.moments import as_utc
 from helix_store.core.types import (
     InterruptKind,
     InterruptRequest,
@@ -36,7 +37,6 @@ from helix_store.sessions.locking import (
     lock_session,
     missing_session,
     session_key,
-    session_with_id,
     touch,
     touch_session,
 )
@@ -48,7 +48,13 @@ from helix_store.sessions.state import (
     stored_run,
     sub_session_ref_from,
 )
-from helix_store.sessions.statements import END_LOCKED_RUN, RUN_COLUMNS, end_run, start_run
+from helix_store.sessions.statements import (
+    END_LOCKED_RUN,
+    RUN_COLUMNS,
+    end_run,
+    session_by_id,
+    start_run,
+)
 
 STOPPED_BY_ERROR: Final = "error"
 STOPPED_BY_BUDGET: Final = "budget"
@@ -202,6 +208,19 @@ def has_live_run(clock: Clock, session: str) -> str:
 
 
 _NOT_STOPPED: Final = {"stopped_by": None, "stopped_at": None}
+
+# A session without a request has a row too, so one statement also shows whether the session exists. A worker
+# asks before each step, and about once a second while it streams an answer.
+_PENDING: Final = Statement(
+    f"""
+    SELECT i.kind, i.reason, i.run_id, i.requested_at FROM {table(Session)} AS s
+    LEFT JOIN {table(InterruptRow)} AS i ON i.session_id = s.id AND (i.run_id IS NULL OR EXISTS (
+        SELECT 1 FROM {table(RunRow)} AS r
+        WHERE r.session_id = s.id AND r.run_id = i.run_id AND r.status = '{RunStatus.RUNNING.value}'
+    ))
+    WHERE {session_by_id("s")}"""
+)
+"""The request of a session, unless it is stale: the same condition as `is_stale`."""
 
 
 class DatabaseRuns(DatabaseOperations):
@@ -433,26 +452,20 @@ class DatabaseRuns(DatabaseOperations):
             )
         return kept
 
-    @reads
     def check_interrupt(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
-        # This is one statement because a worker asks before each step.
-        running = RunRow.objects.filter(
-            session_id=OuterRef("pk"),
-            status=RunStatus.RUNNING.value,
-            run_id=OuterRef("interrupt_request__run_id"),
-        )
-        row = first_row(
-            session_with_id(self.db, session_id)
-            .select_related("interrupt_request")
-            .only("id", "interrupt_request")
-            .annotate(is_current=Exists(running))
-        )
-        if row is None:
+        rows = self.db.read(_PENDING, {"tenant": self.db.tenant, "session_id": session_id})
+        if not rows:
             raise missing_session(self.db, session_id)
-        found = getattr(row, "interrupt_request", None)
-        if found is None or (found.run_id is not None and not row.is_current):
+        ((kind, reason, of_run, requested_at),) = rows
+        if kind is None:
             return None
-        pending = interrupt_from(found, session_id)
+        pending = InterruptRequest(
+            session_id=session_id,
+            kind=InterruptKind(kind),
+            reason=reason,
+            run_id=of_run,
+            requested_at=as_utc(requested_at),
+        )
         return pending if is_bound_to(pending, run_id) else None
 
     @writes

@@ -11,10 +11,20 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from django.conf import settings
@@ -136,9 +146,9 @@ class Feed:
         return found
 
     def _newer(self, position: int) -> list[Seen]:
-        if not self._buffer or self._buffer[-1].sequence <= position:
-            return []
-        return [seen for seen in self._buffer if seen.sequence > position]
+        newer = list(takewhile(lambda seen: seen.sequence > position, reversed(self._buffer)))
+        newer.reverse()
+        return newer
 
     async def close(self) -> None:
         """Leave the feed. The last one to leave stops its reader."""
@@ -176,8 +186,10 @@ def open_feed(store: Store, session_id: str, position: int) -> Feed:
 
 
 async def _in_time(waiting: Awaitable[object], seconds: float) -> None:
+    # `asyncio.wait_for` makes a task for each wait before Python 3.12.
     with suppress(TimeoutError):
-        await asyncio.wait_for(waiting, seconds)
+        async with asyncio.timeout(seconds):
+            await waiting
 
 
 _pools: Final[dict[int, ThreadPoolExecutor]] = {}
@@ -200,6 +212,37 @@ async def in_reading_thread(call: Callable[[], R]) -> R:
             close_old_connections()
 
     return await asyncio.get_running_loop().run_in_executor(_pools[process], made)
+
+
+_queued: Final[dict[tuple[Hashable, ...], asyncio.Task[Any]]] = {}
+"""Readings that have not begun, by what they read."""
+
+
+async def read_together(call: Callable[[], R], *what: Hashable) -> R:
+    """Make a call `in_reading_thread`. Responses that ask for the same before it begins share its result.
+
+    The function ``call`` reads nothing but ``what``.
+    """
+    loop = asyncio.get_running_loop()
+    key = (loop, call.__qualname__, *what)
+
+    def begin() -> R:
+        # Who asks from now on needs what is stored from now on.
+        _queued.pop(key, None)
+        return call()
+
+    def forget(task: asyncio.Task[R]) -> None:
+        if _queued.get(key) is task:
+            del _queued[key]
+        if not task.cancelled():
+            task.exception()  # all its responses may have ended
+
+    task = _queued.get(key)
+    if task is None:
+        task = _queued[key] = loop.create_task(in_reading_thread(begin))
+        task.add_done_callback(forget)
+    result: R = await asyncio.shield(task)
+    return result
 
 
 _SECONDS_BETWEEN_LOOKS: Final = 3.0
@@ -579,6 +622,7 @@ class _Reader:
         self._chat = chat
         self._store = store
         self._session_id = session_id
+        self._key = (store.alias, store.tenant, session_id)
         self._spoken = spoken
         self._heartbeat = heartbeat
         self._position = 0
@@ -717,7 +761,7 @@ class _Reader:
             )
             return standing, newest_chunk(self._store, self._session_id)[0]
 
-        standing, newest = await in_reading_thread(look)
+        standing, newest = await read_together(look, self._chat, *self._key)
         if standing is Standing.DUE and time.monotonic() >= self._calls_at:
             await self._call_a_driver()
         return standing is Standing.RESTING and newest <= self._position
@@ -735,7 +779,7 @@ class _Reader:
             thread = load_thread(self._store, self._session_id)
             return thread, newest_chunk(self._store, self._session_id)[0]
 
-        thread, newest = await in_reading_thread(read)
+        thread, newest = await read_together(read, *self._key)
         self._safe = max(self._safe, newest)
         return thread
 
