@@ -650,7 +650,8 @@ class _Reader:
                     lambda: abandoned_reasoning(self._store, self._session_id, joined)
                 )
             self._position, self._token = joined.start, joined.token
-            if thread.standing is not Standing.RESTING and joined.position:
+            if joined.position:
+                # A turn may have ended after the position was read and before the thread was.
                 self._safe = await in_reading_thread(lambda: newest_chunk(self._store, self._session_id)[0])
             begun = self._spoken.begin(joined, reasoning, abandoned)
             yield _parts(begun, self._safe_id(joined.start), is_anew=True)
@@ -669,12 +670,13 @@ class _Reader:
                 self._position = joined.position
                 yield _parts(self._spoken.take({"type": "reset"}, joined.thread), None, is_anew=True)
         thread = await self._load()
+        own_id = self._safe_id(self._position)
         if not self._spoken.is_over:
-            yield _parts(self._spoken.take({"type": "run"}, thread), None)
+            yield _parts(self._spoken.take({"type": "run"}, thread), own_id, is_anew=own_id is None)
         steps, cost = self._spoken.priced_steps, None
         if steps:
             cost = await in_reading_thread(lambda: cost_of(self._store, self._session_id, steps))
-        yield _parts(self._spoken.end(thread, cost), self._safe_id(self._position))
+        yield _parts(self._spoken.end(thread, cost), own_id)
 
     async def _absorbed(self, joined: Joined, seen: int) -> bool:
         """Take the chunks that the client has seen, from the beginning of their step.
