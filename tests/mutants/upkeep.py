@@ -23,6 +23,8 @@ _RETENTION: Final = named(
 _SNAPSHOTS: Final = named("tests/cleanup/test_retention.py", "snapshots_go")
 _ERASURE: Final = named("tests/cleanup/test_erasure.py", "in_use_is_left", "that_is_held_is_left")
 
+_OF_TENANT: Final = named("tests/cleanup/test_erasure.py", "a_tree_with_a_session_in_use")
+
 _ERASED: Final = ("tests/frameworks/test_erased.py",)
 
 _LEFT: Final = named("tests/shards/test_what_a_move_leaves.py", "executable_by_nobody_else")
@@ -135,7 +137,7 @@ UPKEEP: Final = (
         _SQL,
         "                kept |= in_use_from_now_on(db, keys)",
         "                pass",
-        _ERASURE,
+        _OF_TENANT,
     ),
     # --- What is in use
     Mutant("cleanup", _SQL, '{has_live_run(clock, "s")} OR {is', "{is", _IN_USE),
