@@ -11,6 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from helix_store.contrib.chat import reading
+from helix_store.contrib.chat.threads import load_thread, newest_chunk
 from tests.chat.conftest import Chatting
 
 Make = Callable[..., Chatting]
@@ -82,12 +83,11 @@ async def test_a_turn_that_ends_while_its_thread_is_read(
     await sync_to_async(site.drive)("t")
     session_id = site.chat.session_id("ann", "t")
     chunks = await sync_to_async(site.store.streams.read_after)(session_id, 0)
-    read = reading.newest_chunk
     half = [each for each in chunks if each.chunk["type"] == "text"][1]
     before = [(half.sequence, half.chunk)]
 
     def newest(*thread: Any) -> tuple[int, Any]:
-        return before.pop() if before else read(*thread)
+        return before.pop() if before else newest_chunk(*thread)
 
     monkeypatch.setattr(reading, "newest_chunk", newest)
     assert await _wrong_after_cuts(site, await _blocks(site)) == {}
@@ -99,7 +99,7 @@ async def test_a_turn_that_begins_when_its_thread_has_come_to_rest(
     site = chatting(answer=_answer)
     await site.post("t", "u1")
     await sync_to_async(site.drive)("t")
-    load, calls = reading.load_thread, 0
+    calls = 0
 
     def after_another_turn(*thread: Any, **options: Any) -> Any:
         nonlocal calls
@@ -107,7 +107,7 @@ async def test_a_turn_that_begins_when_its_thread_has_come_to_rest(
         if calls == 2:  # the first one joins the thread
             async_to_sync(site.post)("t", "u2")
             site.drive("t")
-        return load(*thread, **options)
+        return load_thread(*thread, **options)
 
     monkeypatch.setattr(reading, "load_thread", after_another_turn)
     blocks = await _blocks(site)
