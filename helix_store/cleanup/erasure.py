@@ -667,7 +667,8 @@ class Erasure:
             for top, keys in free.items():
                 number += top not in erased
                 erased |= keys
-            return erased, number, self._erase_locked(db, erased) if erased else {}
+            counts: dict[str, Any] = self._erase_locked(db, erased, ids_of(db, erased)) if erased else {}
+            return erased, number, counts
 
         try:
             erased, number, counts = db.transaction(erase_free)
@@ -742,13 +743,12 @@ class Erasure:
             require_writable(db, keys)
         for snapshot in snapshots:
             snapshot.delete()
-        erased = self._erase_locked(db, keys)
+        erased = self._erase_locked(db, keys, ids)
         erased["changed"] += changed
         return {**erased, "snapshots_deleted": len(snapshots)}
 
-    def _erase_locked(self, db: Database, keys: Collection[int]) -> dict[str, Rows]:
+    def _erase_locked(self, db: Database, keys: Collection[int], ids: Sequence[str]) -> dict[str, Rows]:
         """Erase locked sessions, and return the counts of the rows that were deleted and changed."""
-        ids = ids_of(db, keys)
         deleted: Rows = Counter()
         changed: Rows = Counter()
         deleted[SubSessionRef] = remove_foreign_refs(db, keys, ids)

@@ -259,7 +259,7 @@ class Retention:
         return {key for (key,) in db.read(NOT_IDLE, parameters)}
 
     def _delete_trees(self, db: Database, page: Mapping[int, str], closed: Collection[int]) -> None:
-        """Delete trees, many in each transaction; those that cannot be deleted so have one of their own."""
+        """Delete trees together, and one by one those that `_delete_together` leaves."""
         for tops in self._portions.of(list(closed)):
             deleted = self._delete_together(db, tops)
             for top in tops:

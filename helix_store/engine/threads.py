@@ -616,7 +616,7 @@ class Wait:
         self._marks: dict[int, tuple[tuple[int, int], float]] = {}
 
     def _idle_holders(self, holders: list[BaseDatabaseWrapper], now: float) -> list[BaseDatabaseWrapper]:
-        """Return the holders that have done nothing but wait since an earlier call."""
+        """Return the holders whose threads have done nothing but wait for `_IDLE_SECONDS`."""
         idle, marks = [], {}
         for holder in holders:
             mark = _waits_at(holder)

@@ -399,7 +399,7 @@ class _PydanticConversation:
         parameters = {
             "tenant": tenant,
             "head": head if thread is None or thread == _MAIN else thread,
-            # A history without an end, because an entry is its own ancestor, shows each entry once.
+            # If an entry is its own ancestor, the history has no end: each entry is shown once.
             "most": db.query(entries.filter(tenant=tenant, family=family).count),
         }
         keys = list(dict.fromkeys(pk for (pk,) in db.read(_KEYS, parameters)))
