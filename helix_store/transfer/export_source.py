@@ -99,13 +99,13 @@ class DatabaseSource:
         yield from self._heads_with_parts("stream", self._streams())
         yield from self._kept_usage(self._chosen(UsageEntry))
 
-    def unit(self, kind: Any, tenant: str, name: str) -> Unit | None:
-        """Return the unit that is stored under this name, or ``None``."""
+    def units_named(self, kind: Any, tenant: str, names: Collection[str]) -> Iterator[Unit]:
+        """Yield the units that are stored under these names."""
         if kind == "kept_usage":
-            kept = self._rows(UsageEntry).filter(tenant=tenant, recorded_for=name, session=None)
-            return self._kept_usage_of(tenant, name) if self._db.query(kept.exists) else None
-        heads = self._rows(formats()[kind].model).filter(**{"tenant": tenant, f"{kind}_id": name})
-        return next(self._heads_with_parts(kind, heads, at_once=1), None)
+            yield from self._kept_usage(self._rows(UsageEntry).filter(tenant=tenant, recorded_for__in=names))
+        else:
+            of_names = {"tenant": tenant, f"{kind}_id__in": names}
+            yield from self._heads_with_parts(kind, self._rows(formats()[kind].model).filter(**of_names))
 
     def units_of(self, table: Table, chosen: Q) -> Iterator[Unit]:
         """Yield the units with these rows of a table that names the tenant; for usage, only kept entries."""
@@ -174,12 +174,10 @@ class DatabaseSource:
 
         return Unit(kind, tenant, name, records)
 
-    def _heads_with_parts(
-        self, kind: Literal["session", "stream"], heads: QuerySet[Any], *, at_once: int | None = None
-    ) -> Iterator[Unit]:
+    def _heads_with_parts(self, kind: Literal["session", "stream"], heads: QuerySet[Any]) -> Iterator[Unit]:
         """Yield units in the order of their ids, reading the parts of many at once while they are small."""
         head, parts = formats()[kind], parts_of(*tables(kind))
-        order, size = ("tenant", f"{kind}_id"), at_once or _MOST_UNITS
+        order, size = ("tenant", f"{kind}_id"), _MOST_UNITS
         sizes = iter(lambda: size, 0)
         for batch in keyset_pages(self._db, heads, order, "pk", *head.selected, sizes=sizes):
             keys = [row[0] for row in batch]

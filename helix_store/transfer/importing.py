@@ -1,12 +1,16 @@
-"""Import of units into a database, each in one transaction, without ever overwriting stored data."""
+"""Import of units into a database, without ever overwriting stored data.
+
+A unit is stored whole or not at all. Small units share a transaction. If one of them is refused, each
+is stored in a transaction of its own, so that only that one is a problem.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from django.core.exceptions import ObjectDoesNotExist
@@ -43,8 +47,13 @@ _COUNTERS: Final = "budget_counter"
 _NOTHING: Final = {"spent_usd": "0.000000000000", "spent_tokens": 0}
 _ROWS: Final = 200
 _CHARACTERS: Final = 4_000_000
+_UNITS_TOGETHER: Final = 100
+_RECORDS_TOGETHER: Final = 2_000
+
+_TOGETHER: Final = frozenset({"session", "stream", "kept_usage"})
 
 _OrderKey = tuple[Any, ...]
+_Values = dict[str, Any]
 
 _CAUSED_BY_DATA: Final = (
     DataError,
@@ -56,6 +65,8 @@ _CAUSED_BY_DATA: Final = (
     ValueError,
 )
 """Errors of Python and Django that a value of a record may cause. Those of the connection end an import."""
+
+_REFUSED: Final = (InvalidPayload, LimitExceeded, IntegrityFault, IntegrityError, *_CAUSED_BY_DATA)
 
 
 def import_units(
@@ -69,30 +80,29 @@ def import_units(
     transact: Callable[[Database, Callable[[], Any]], Any] = Database.transaction,
     is_trusted: bool = False,
 ) -> ImportSummary:
-    """Store units, each in one transaction, and return a summary. A repeat stores nothing twice.
+    """Store units, each whole or not at all, and return a summary. A repeat stores nothing twice.
 
     Units that are already stored are compared: an identical unit is skipped; a different one is a problem,
     and nothing changes. Only the token of a free lock is raised to the unit's token. A unit that the database
     refuses is also a problem, but does not stop the import. With a ``tenant``, units of other tenants are
-    left out. ``progress`` is called after each unit, and ``is_stopped`` before each. With ``reads_back``, a
-    unit is stored only if it can be read back as it was written. ``transact`` runs the transactions. Budgets
-    count the usage that is stored.
+    left out. ``progress`` is called after each unit, and ``is_stopped`` before each; units that were read but
+    not stored by then are left for a repeat. With ``reads_back``, a unit is stored only if it can be read
+    back as it was written. ``transact`` runs the transactions. Budgets count the usage that is stored.
 
     Ids, strings and payloads must be values that the stores currently accept. Units that are ``is_trusted``
     come from another database of the project, where limits may have been larger when they were stored. They
     are all of the tenant's data, so the counters of its budgets are stored unchanged.
     """
     db = Database(using, tenant or "")
-    importer = _Importer(db, transact, reads_back=reads_back, is_trusted=is_trusted)
+    importer = _Importer(db, transact, progress, reads_back=reads_back, is_trusted=is_trusted)
     for unit in units:
         if is_stopped is not None and is_stopped():
             return importer.summary
         if tenant is not None and unit.tenant != tenant:
-            importer.summary.other_tenants += 1
+            importer.leave_out()
         else:
-            importer.store(unit)
-        if progress is not None:
-            progress(importer.summary)
+            importer.take(unit)
+    importer.store_taken()
     importer.note_missing_roots()
     importer.summary.is_complete = True
     return importer.summary
@@ -103,47 +113,103 @@ class _Importer:
         self,
         db: Database,
         transact: Callable[[Database, Callable[[], Any]], Any],
+        progress: Callable[[ImportSummary], object] | None,
         *,
         reads_back: bool,
         is_trusted: bool,
     ) -> None:
         self._db = db
         self._transact = partial(transact, db)
+        self._progress = progress
         self._reads_back = reads_back
         self._is_trusted = is_trusted
         self._limits = None if is_trusted else db.limits
         self._roots: dict[tuple[str, str], Unit] = {}
         self._stored = DatabaseSource(db.alias, tenant=db.tenant or None)
         self._position = 0
+        self._taken = _Taken()
         self.summary = ImportSummary()
 
-    def store(self, unit: Unit) -> None:
+    def leave_out(self) -> None:
+        """Count a unit of another tenant."""
+        self.summary.other_tenants += 1
+        self._tell()
+
+    def take(self, unit: Unit) -> None:
+        """Store a unit, at once or together with the next ones."""
+        if not self._taken.add(unit):
+            self.store_taken()
+            if not self._taken.add(unit):
+                self._store_alone(unit)
+
+    def store_taken(self) -> None:
+        """Store the units that wait for others."""
+        units, self._taken = self._taken.units, _Taken()
+        if not units[1:] or not self._store_together(units):
+            for unit in units:
+                self._store_alone(unit)
+
+    def _store_together(self, units: Sequence[Unit]) -> bool:
+        """Store units of one kind and tenant; return ``False``, and store none, if one of them is refused."""
+        try:
+            stored = self._digests_of(units)
+            is_same = {
+                unit.name: stored[unit.name] == digest_of(unit) for unit in units if unit.name in stored
+            }
+            new = [unit for unit in units if unit.name not in stored]
+            counts = self._transact(partial(self._insert_checked, new)) if new else Counter()
+        except _REFUSED:
+            return False
+        self.summary.records.update(counts)
+        for unit in units:
+            self._settle(unit, is_same.get(unit.name))
+        return True
+
+    def _digests_of(self, units: Sequence[Unit]) -> dict[str, str]:
+        """Return the digests of the stored units that have the names of these."""
+        names = [unit.name for unit in units]
+        stored = self._stored.units_named(units[0].kind, units[0].tenant, names)
+        return {unit.name: digest_of(unit) for unit in stored}
+
+    def _store_alone(self, unit: Unit) -> None:
         try:
             stored = self._store(unit)
         except (InvalidPayload, LimitExceeded) as exc:
-            self._problem(unit, f"cannot be imported: {exc}", at=self._position)
-            return
+            self._refuse(unit, f"cannot be imported: {exc}", at=self._position)
         except IntegrityFault as exc:
-            self._problem(unit, f"cannot be imported: {exc}")
-            return
+            self._refuse(unit, f"cannot be imported: {exc}")
         except _CAUSED_BY_DATA as exc:
             # A rule of this module is missing, but the other units can be imported.
-            self._problem(unit, f"cannot be imported: {type(exc).__name__} for one of its values")
-            return
+            self._refuse(unit, f"cannot be imported: {type(exc).__name__} for one of its values")
         except IntegrityError as exc:
             # Another import may have stored the same unit since it was looked up.
             is_identical = self._is_identical(unit)
             if is_identical is None:
-                self._problem(unit, f"cannot be imported: {_refusal(exc)}")
-                return
-            stored = Counter() if is_identical else None
-        if stored is None:
-            self._problem(unit, "is stored already, and differs; it was not changed")
-        elif stored:
-            self.summary.imported[unit.kind] += 1
-            self.summary.records.update(stored)
+                self._refuse(unit, f"cannot be imported: {_refusal(exc)}")
+            else:
+                self._settle(unit, is_identical)
         else:
-            self.summary.identical[unit.kind] += 1
+            self.summary.records.update(stored or ())
+            self._settle(unit, None if stored else stored is not None)
+
+    def _settle(self, unit: Unit, is_identical: bool | None) -> None:
+        """Count a unit that is stored now, or report one that differs from the stored one.
+
+        ``is_identical`` compares it with the one that was stored before, and is ``None`` if there was none.
+        """
+        if is_identical is False:
+            self._refuse(unit, "is stored already, and differs; it was not changed")
+            return
+        (self.summary.identical if is_identical else self.summary.imported)[unit.kind] += 1
+        self._tell()
+
+    def _refuse(self, unit: Unit, text: str, *, at: int = 0) -> None:
+        self._problem(unit, text, at=at)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self.summary)
 
     def _store(self, unit: Unit) -> Counts | None:
         """Return the written rows: none if the unit is already stored, or ``None`` if a different one is."""
@@ -153,7 +219,7 @@ class _Importer:
             return self._merge(unit)
         is_identical = self._is_identical(unit)
         if is_identical is None:
-            written: Counts = self._transact(partial(self._insert_checked, unit))
+            written: Counts = self._transact(partial(self._insert_checked, [unit]))
             return written
         return Counter() if is_identical else None
 
@@ -161,32 +227,80 @@ class _Importer:
         """Return whether the stored unit of the same name is identical; ``None`` if there is none."""
         if unit.kind == "tenant_rows":
             return None
-        stored = self._stored.unit(unit.kind, unit.tenant, unit.name)
-        return None if stored is None else digest_of(stored) == digest_of(unit)
+        stored = self._digests_of([unit]).get(unit.name)
+        return None if stored is None else stored == digest_of(unit)
 
-    def _insert_checked(self, unit: Unit) -> Counts:
-        written = self._insert(unit)
-        if self._reads_back and not self._is_identical(unit):
-            raise IntegrityFault("The data that was read back differs from the data that was written.")
+    def _insert_checked(self, units: Sequence[Unit]) -> Counts:
+        written = self._insert(units)
+        if self._reads_back:
+            read = self._digests_of(units)
+            if any(read.get(unit.name) != digest_of(unit) for unit in units):
+                raise IntegrityFault("The data that was read back differs from the data that was written.")
         return written
 
-    def _insert(self, unit: Unit) -> Counts:
-        records = self._counted(unit)
-        head = next(records)
-        rows = _Rows(self._db, unit, self._limits, is_counted=not self._is_trusted)
-        if unit.kind == "kept_usage":
-            rows.add_all(records)
-            return rows.counts
-        table = formats()[unit.kind]
-        (row,) = _create(self._db.alias, table.model, [table.values_of(head, self._limits)])
-        rows.key, rows.current = row.pk, table.reference_of(head)
-        if unit.kind == "session" and row.root_session_id not in (None, unit.name):
-            self._roots.setdefault((unit.tenant, row.root_session_id), unit)
-        rows.add_all(records)
-        if rows.current is not None:
-            self._position = 0
-            Session.objects.using(self._db.alias).filter(pk=row.pk).update(current=rows.current_key())
-        return rows.counts + Counter({unit.kind: 1})
+    def _insert(self, units: Sequence[Unit]) -> Counts:
+        """Insert units of one kind and tenant, and return the number of rows by their record."""
+        counts: Counts = Counter()
+        known = formats()
+        parts = [_Parts(unit, self._counted(unit), known, self._limits) for unit in units]
+        heads = [each.read_head() for each in parts]
+        if (kind := units[0].kind) != "kept_usage":
+            for each, row in zip(parts, _create(self._db.alias, known[kind].model, heads), strict=True):
+                each.key = row.pk
+                if kind == "session" and row.root_session_id not in (None, each.unit.name):
+                    named_only = replace(each.unit, records=lambda: iter(()))
+                    self._roots.setdefault((each.unit.tenant, row.root_session_id), named_only)
+            counts[kind] = len(heads)
+        counts.update(self._insert_parts(parts, list(known.values())))
+        self._position = 0
+        current = [Session(pk=each.key, current_id=each.current_key()) for each in parts if each.current]
+        Session.objects.using(self._db.alias).bulk_update(current, ["current"], batch_size=_ROWS)
+        return counts
+
+    def _insert_parts(self, parts: Sequence[_Parts], order: Sequence[RecordFormat]) -> Counts:
+        """Insert the rows of each unit in their order, and those of one table for several units at once."""
+        counts: Counts = Counter()
+        batches = {each: each.batches() for each in parts}
+        waiting = {each: batch for each in parts if (batch := next(batches[each], None)) is not None}
+        while waiting:
+            table = min((table for table, _ in waiting.values()), key=order.index)
+            chosen = {each: rows for each, (found, rows) in waiting.items() if found is table}
+            if table.model is UsageEntry:
+                self._insert_usage(chosen)
+            else:
+                created = iter(_create(self._db.alias, table.model, chain.from_iterable(chosen.values())))
+                for each, rows in chosen.items():
+                    each.note(list(islice(created, len(rows))))
+            for each, rows in chosen.items():
+                counts[table.record] += len(rows)
+                if (batch := next(batches[each], None)) is None:
+                    del waiting[each]
+                else:
+                    waiting[each] = batch
+        return counts
+
+    def _insert_usage(self, chosen: Mapping[_Parts, Sequence[_Values]]) -> None:
+        """Insert usage entries. A session takes back those that were kept when it was deleted."""
+        tenant = next(iter(chosen)).unit.tenant
+        entries = UsageEntry.objects.using(self._db.alias)
+        owners = {each.unit.name: each for each in chosen if each.key is not None}
+        ids = [values["entry_id"] for each in owners.values() for values in chosen[each]]
+        kept = entries.filter(tenant=tenant, recorded_for__in=owners, session=None, entry_id__in=ids)
+        found = {(row.recorded_for, row.entry_id): row for row in kept} if owners else {}
+        new = []
+        for each, rows in chosen.items():
+            same = []
+            for values in rows:
+                row = found.get((each.unit.name, values["entry_id"]))
+                if row is not None and _is_row(row, values):
+                    same.append(row.pk)
+                else:
+                    new.append(values)
+            if same:
+                entries.filter(pk__in=same).update(session=each.key, tree_id=None)
+        created = _create(self._db.alias, UsageEntry, new)
+        if not self._is_trusted:
+            add_usage(Database(self._db.alias, tenant), [row.pk for row in created])
 
     # --- Locks -------------------------------------------------------------------------------------
 
@@ -260,10 +374,16 @@ class _Importer:
 
     def note_missing_roots(self) -> None:
         """Report trees whose root is not stored, because their sessions could not ask a person anything."""
-        for (tenant, root_id), unit in self._roots.items():
-            root = Session.objects.using(self._db.alias).filter(tenant=tenant, session_id=root_id)
-            if not self._db.query(root.exists):
-                self._problem(unit, f"belongs to the tree of {shown_id(root_id)}, which is not stored")
+        for start in range(0, len(roots := list(self._roots.items())), _ROWS):
+            some = dict(roots[start : start + _ROWS])
+            tenants, names = {tenant for tenant, _ in some}, {root_id for _, root_id in some}
+            stored = Session.objects.using(self._db.alias).filter(tenant__in=tenants, session_id__in=names)
+            found: set[tuple[str, str]] = self._db.query(
+                partial(set, stored.values_list("tenant", "session_id"))
+            )
+            for (tenant, root_id), unit in some.items():
+                if (tenant, root_id) not in found:
+                    self._problem(unit, f"belongs to the tree of {shown_id(root_id)}, which is not stored")
 
     # --- Problems ----------------------------------------------------------------------------------
 
@@ -279,90 +399,109 @@ class _Importer:
         self.summary.problems.append(Problem(text=f"the {unit} {text}", line=line))
 
 
-@dataclass(eq=False)
-class _Rows:
-    """The rows of a unit, inserted in batches, and the keys of the checkpoints that other rows name."""
+class _Taken:
+    """Small units of one kind and tenant, to be stored together, with their records in memory."""
 
-    db: Database
-    unit: Unit
-    limits: Limits | None
-    is_counted: bool
-    key: int | None = None
-    current: Reference | None = None
-    counts: Counts = field(init=False, default_factory=Counter)
-    _current_key: int | None = field(init=False, default=None)
-    _bases: dict[Reference, int] = field(init=False, default_factory=dict)
-    _table: RecordFormat | None = field(init=False, default=None)
-    _waiting: list[dict[str, Any]] = field(init=False, default_factory=list)
-    _characters: int = field(init=False, default=0)
+    def __init__(self) -> None:
+        self.units: list[Unit] = []
+        self._names: set[str] = set()
+        self._records = 0
+        self._characters = 0
 
-    def add_all(self, records: Iterable[Record]) -> None:
-        known = formats()
-        for record in records:
-            self._add(known[record["record"]], record)
-        self._flush()
+    def add(self, unit: Unit) -> bool:
+        """Add a unit, and return whether it belongs to the others and there was room for it."""
+        if unit.kind not in _TOGETHER or len(self.units) == _UNITS_TOGETHER or unit.name in self._names:
+            return False
+        if any((each.kind, each.tenant) != (unit.kind, unit.tenant) for each in self.units[:1]):
+            return False
+        records, characters = [], self._characters
+        try:
+            for record in unit.records():
+                records.append(record)
+                characters += sum(len(str(value)) for value in record.values())
+                if self._records + len(records) > _RECORDS_TOGETHER or characters > _CHARACTERS:
+                    return False
+        except _REFUSED:
+            return False
+        self.units.append(replace(unit, records=partial(iter, records)))
+        self._names.add(unit.name)
+        self._records += len(records)
+        self._characters = characters
+        return True
+
+
+class _Parts:
+    """The rows of a unit, and the keys of the checkpoints that other rows name."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        records: Iterator[Record],
+        known: Mapping[str, RecordFormat],
+        limits: Limits | None,
+    ) -> None:
+        self.unit = unit
+        self.key: int | None = None
+        self.current: Reference | None = None
+        self._records = records
+        self._formats = known
+        self._limits = limits
+        self._current_key: int | None = None
+        self._bases: dict[Reference, int] = {}
+
+    def read_head(self) -> _Values:
+        """Return the columns of the session or stream; kept usage has none."""
+        head = next(self._records)
+        if self.unit.kind == "kept_usage":
+            return {}
+        table = self._formats[self.unit.kind]
+        values = table.values_of(head, self._limits)
+        self.current = table.reference_of(head)
+        return values
+
+    def batches(self) -> Iterator[tuple[RecordFormat, list[_Values]]]:
+        """Yield the rows behind the first one, some of one table at a time. Insert and `note` each batch."""
+        table: RecordFormat | None = None
+        rows: list[_Values] = []
+        characters = 0
+        for record in self._records:
+            found = self._formats[record["record"]]
+            values = {**found.values_of(record, self._limits), found.parent: self.key}
+            self._check_owner(values)
+            base = found.reference_of(record)
+            is_full = len(rows) == _ROWS or characters > _CHARACTERS
+            if table is not None and (
+                found is not table or is_full or (base is not None and base not in self._bases)
+            ):
+                yield table, rows
+                rows, characters = [], 0
+            if base is not None:
+                values["base_id"] = _found(self._bases.get(base), "/base")
+            table = found
+            rows.append(values)
+            characters += sum(len(value) for value in values.values() if isinstance(value, str | bytes))
+        if table is not None:
+            yield table, rows
+
+    def note(self, rows: Iterable[Model]) -> None:
+        """Keep the keys of inserted checkpoints."""
+        for row in rows:
+            if isinstance(row, Checkpoint):
+                reference = (row.kind, row.namespace, row.version)
+                if row.base_id is None and row.kind in _BASE_KINDS:
+                    self._bases[reference] = row.pk
+                if reference == self.current:
+                    self._current_key = row.pk
 
     def current_key(self) -> int:
         """Return the key of the current state's checkpoint. Raises `InvalidPayload`."""
         return _found(self._current_key, "/current")
 
-    def _add(self, table: RecordFormat, record: Record) -> None:
-        values = {**table.values_of(record, self.limits), table.parent: self.key}
-        self._check_owner(values)
-        base = table.reference_of(record)
-        if table is not self._table or len(self._waiting) == _ROWS or self._characters > _CHARACTERS:
-            self._flush()
-        if base is not None:
-            if base not in self._bases:
-                self._flush()
-            values["base_id"] = _found(self._bases.get(base), "/base")
-        self._table = table
-        self._waiting.append(values)
-        self._characters += sum(len(value) for value in values.values() if isinstance(value, str | bytes))
-        self.counts[table.record] += 1
-
-    def _check_owner(self, values: Mapping[str, Any]) -> None:
+    def _check_owner(self, values: _Values) -> None:
         """Check the tenant and session of usage, which holds both because it outlives its session."""
         for name, owner in (("tenant", self.unit.tenant), ("recorded_for", self.unit.name)):
             if values.get(name, owner) != owner:
                 raise InvalidPayload(path=f"/{name}", reason="the record belongs to something else")
-
-    def _flush(self) -> None:
-        if self._table is not None and self._waiting:
-            waiting = self._without_kept() if self._table.model is UsageEntry else self._waiting
-            rows = _create(self.db.alias, self._table.model, waiting)
-            if self._table.model is UsageEntry and self.is_counted:
-                add_usage(Database(self.db.alias, self.unit.tenant), [row.pk for row in rows])
-            if self._table.model is Checkpoint:
-                for row in rows:
-                    reference = (row.kind, row.namespace, row.version)
-                    if row.base_id is None and row.kind in _BASE_KINDS:
-                        self._bases[reference] = row.pk
-                    if reference == self.current:
-                        self._current_key = row.pk
-        self._waiting = []
-        self._characters = 0
-
-    def _without_kept(self) -> list[dict[str, Any]]:
-        """Return the usage entries to insert. The session takes back entries kept at its deletion."""
-        key = self.key
-        if key is None:
-            return self._waiting
-        entry_ids = [values["entry_id"] for values in self._waiting]
-        kept = UsageEntry.objects.using(self.db.alias).filter(
-            tenant=self.unit.tenant, recorded_for=self.unit.name, session=None, entry_id__in=entry_ids
-        )
-        found = {row.entry_id: row for row in kept}
-        new, same = [], []
-        for values in self._waiting:
-            row = found.get(values["entry_id"])
-            if row is not None and _is_row(row, values):
-                same.append(row.pk)
-            else:
-                new.append(values)
-        if same:
-            UsageEntry.objects.using(self.db.alias).filter(pk__in=same).update(session=key, tree_id=None)
-        return new
 
 
 def _is_row(row: Model, values: Mapping[str, Any]) -> bool:
@@ -377,8 +516,9 @@ def _found(key: int | None, path: str) -> int:
     return key
 
 
-def _create(alias: str, model: type[Model], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return model._base_manager.using(alias).bulk_create([model(**values) for values in rows])
+def _create(alias: str, model: type[Model], rows: Iterable[_Values]) -> list[Any]:
+    new = [model(**values) for values in rows]
+    return model._base_manager.using(alias).bulk_create(new, batch_size=_ROWS)
 
 
 def _refusal(error: IntegrityError) -> str:

@@ -161,7 +161,9 @@ def spool() -> IO[bytes]:
 def lines_from(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the lines of a `spool` from the start."""
     file.seek(0)
-    yield from file
+    # Not ``yield from``, which closes the file if the caller stops before its end.
+    for line in file:  # noqa: UP028
+        yield line
 
 
 def line_of(record: Record) -> bytes:

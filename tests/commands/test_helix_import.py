@@ -15,6 +15,7 @@ from django.db import connections
 
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
+from helix_store.transfer import importing
 from tests.cells import for_each
 from tests.commands.running import command_line
 from tests.databases import CommittedDatabase, delete_all_rows
@@ -96,25 +97,25 @@ def test_a_tenant_is_chosen(committed_db: CommittedDatabase, file: Path) -> None
 
 
 class SignalAtCommit:
-    """Sends a signal to this process in the transaction of a session."""
+    """Sends a signal to this process in the transaction of the first sessions."""
 
-    def __init__(self, number: signal.Signals, session: int) -> None:
+    def __init__(self, number: signal.Signals) -> None:
         self.number = number
-        self.left = session
+        self.is_sent = False
 
     def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if sql.startswith(f'INSERT INTO "{Session._meta.db_table}"'):
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), self.number)
+        if sql.startswith(f'INSERT INTO "{Session._meta.db_table}"') and not self.is_sent:
+            self.is_sent = True
+            os.kill(os.getpid(), self.number)
         return execute(sql, params, many, context)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_after_the_current_session(
-    committed_db: CommittedDatabase, file: Path, number: signal.Signals
+def test_a_signal_stops_it_after_the_current_transaction(
+    committed_db: CommittedDatabase, file: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    with connections[committed_db.alias].execute_wrapper(SignalAtCommit(number, session=2)):
+    monkeypatch.setattr(importing, "_UNITS_TOGETHER", 2)
+    with connections[committed_db.alias].execute_wrapper(SignalAtCommit(number)):
         summary, _ = run_import(committed_db, str(file), problems="Stopped after 2 sessions; run it again")
     assert not summary["is_complete"]
     assert summary["imported"]["session"] == 2

@@ -145,9 +145,9 @@ def test_a_suspended_session_continues_its_trace_in_another_process(
 def test_an_effect_is_a_tool_that_says_what_came_of_it(store: Any, spans: Spans) -> None:
     session = store.new_session("trip", agent_type="travel")
     with spans.turn(session) as turn:
-        with turn.effect("pay-1", tool_name="charge", input={"card": "4242"}) as effect:
+        with turn.effect("pay-1", tool_name="charge", input={"card": "4242 4242"}) as effect:
             effect.done({"receipt": "A-17"})
-        with turn.effect("pay-1", tool_name="charge", input={"card": "4242"}) as effect:
+        with turn.effect("pay-1", tool_name="charge", input={"card": "4242 4242"}) as effect:
             assert effect.result == {"receipt": "A-17"}
     first, again = (span for span in spans.all if span.name == "execute_tool charge")
     assert dict(first.attributes or {}) == {
@@ -161,7 +161,7 @@ def test_an_effect_is_a_tool_that_says_what_came_of_it(store: Any, spans: Spans)
         "helix_store.effect.state": "done",
     }
     assert (again.attributes or {})["helix_store.effect.was_done"] is True
-    assert "4242" not in first.to_json() + again.to_json()
+    assert "4242 4242" not in first.to_json() + again.to_json()
     assert _parent(first) == _id(spans.named("invoke_agent travel"))
 
 
