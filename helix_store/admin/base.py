@@ -307,7 +307,9 @@ class OrderedChangeList(ChangeList):
         super().get_results(request)
         rows = list(self._rows_of_page(request))
         self.result_list = rows
+        counted = len(rows)
         self.model_admin.complete_rows(request, rows)
+        self.folded = counted - len(rows)
 
     def _rows_of_page(self, request: HttpRequest) -> Any:
         tenants: list[str] | None = getattr(request, "tenants_to_merge", None)

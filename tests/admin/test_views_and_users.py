@@ -126,9 +126,12 @@ def test_sub_sessions_are_folded_under_their_parent(browser: Browser) -> None:
     assert page.row_count == 1
     assert "2 sub-sessions" in _shown(page)
     assert "parent_session_id=root" in page.html
+    assert "3 sub-sessions of this page are folded under their parents." in page.text
     assert browser.list_of(Session, parent_session_id="root").row_count == 2
     assert "1 sub-session" in _shown(browser.list_of(Session, parent_session_id="root"))
-    assert browser.list_of(Session, family="all").row_count == 4
+    whole = browser.list_of(Session, family="all")
+    assert whole.row_count == 4
+    assert "of this page" not in whole.text
     assert browser.list_of(Session, order="oldest").row_count == 1
 
 
