@@ -167,7 +167,8 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
     if page.may_view(request, Lock):
         tiles.append(_oldest_lock(page, scope, may_view_sessions=page.may_view(request, Session)))
     parts["tiles"] = [tile for tile in tiles if tile is not None]
-    if page.may_view(request, UsageEntry):
+    # An open page, which reads itself again, asks for the sums only now and then.
+    if page.may_view(request, UsageEntry) and request.headers.get("X-Helix-Live") != "without-costs":
         parts["costs"] = _costs(page, scope)
     return parts
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
-from django.test.utils import override_settings
+from django.test.utils import CaptureQueriesContext, override_settings
 from django.urls import reverse
 
 from helix_store import Store
 from helix_store.core import moments
 from helix_store.models import Session
+from helix_store.stores import DatabaseUsageStore
+from helix_store.testing.usage.base import tokens
 from tests.admin.conftest import Browser, EverythingOn
 from tests.admin.rows import store_of
 from tests.admin.test_clicking import _sign_in
@@ -88,6 +90,21 @@ def test_the_mark_of_the_start_page_changes_with_runs_and_sessions(browser: Brow
         seen.append(_mark(browser, url))
     seen.append(_mark(browser, url))
     assert len(set(seen)) == 4
+
+
+def test_an_open_start_page_reads_itself_again_without_the_costs(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    usage = DatabaseUsageStore(browser.database.alias, tenant=browser.database.tenant)
+    usage.record_entry(tokens("s", cost_usd="0.5", timestamp=int(moments.now().timestamp() * 1000)))
+    url = reverse("admin:app_list", args=["helix_store"])
+    whole = browser.open(url)
+    with CaptureQueriesContext(browser.database.connection) as statements:
+        again = browser.client.get(url, headers={"X-Helix-Live": "without-costs"})
+    regions = {region: f'id="helix-{region}"' for region in ("needs", "failures", "tiles", "costs")}
+    assert [region for region, found in regions.items() if found not in whole.html] == []
+    assert [region for region, found in regions.items() if found not in again.content.decode()] == ["costs"]
+    assert len(whole.statements) - len(statements) == 1
 
 
 def test_the_mark_of_the_lists_also_changes_with_steps_and_messages(browser: Browser) -> None:
