@@ -34,7 +34,7 @@ PUBLIC_NAMES = {
         "Figures HealthView HelixCollector MetricsView bearer_token read_figures"
     ),
     "helix_store.contrib.openai_agents": "DjangoSession RunStateClaim RunStateStore StoredRunState",
-    "helix_store.contrib.opentelemetry": "TracedEffect TracedStep TracedTurn traced",
+    "helix_store.contrib.opentelemetry": "TracedEffect TracedStep TracedTurn traced traced_answer",
     "helix_store.contrib.pydantic_ai": "DjangoConversationStore",
     "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
     "helix_store.contrib.session_search": "IndexSessionSearch",

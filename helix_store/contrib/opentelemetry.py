@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import Token
 from datetime import timedelta
+from functools import wraps
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Final
 
@@ -34,12 +37,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.types import Duration
-from helix_store.exceptions import EffectUnknown
+from helix_store.exceptions import EffectUnknown, TurnInterrupted
 from helix_store.stores.effect import OpenEffect
 from helix_store.stores.step import Step
 from helix_store.stores.turn import Turn
 
-__all__ = ["TracedEffect", "TracedStep", "TracedTurn", "traced"]
+__all__ = ["TracedEffect", "TracedStep", "TracedTurn", "traced", "traced_answer"]
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 """The version of the semantic conventions."""
@@ -76,6 +79,48 @@ def traced(
     """
     tracer = get_tracer("helix_store", tracer_provider=tracer_provider, schema_url=SCHEMA_URL)
     return TracedTurn(turn, tracer, provider)
+
+
+def traced_answer(
+    answer: Callable[..., Any], *, provider: str | None = None, tracer_provider: TracerProvider | None = None
+) -> Callable[..., Any]:
+    """Return the answer of a chat whose turns are traced; the arguments are those of `traced`.
+
+    Example::
+
+        chat = Chat("support", traced_answer(answer, provider="openai"))
+    """
+
+    @contextmanager
+    def begun(turn: Turn) -> Iterator[TracedTurn]:
+        # The chat has entered the turn, and leaves it.
+        found = traced(turn, provider=provider, tracer_provider=tracer_provider)
+        found._begin_now()
+        try:
+            yield found
+        except TurnInterrupted as exc:
+            found._end_stopped(exc)
+            raise
+        except BaseException as exc:
+            found._end(exc)
+            raise
+        found._end(None)
+
+    # As in `Chat`: an object may have an async __call__.
+    if iscoroutinefunction(answer) or iscoroutinefunction(getattr(answer, "__call__", None)):  # noqa: B004
+
+        @wraps(answer)
+        async def traced_one(turn: Turn, *given: Any) -> None:
+            with begun(turn) as found:
+                await answer(found, *given)
+    else:
+
+        @wraps(answer)
+        def traced_one(turn: Turn, *given: Any) -> None:
+            with begun(turn) as found:
+                answer(found, *given)
+
+    return traced_one
 
 
 class _Traced:
@@ -262,6 +307,17 @@ class TracedTurn(_Traced):
             context=stored if has_trace else None,
             links=[Link(current)] if has_trace and current.is_valid else None,
         )
+
+    def _begin_now(self) -> None:
+        """Start the span of a turn that was entered before."""
+        self._entered_at = time.time_ns()
+        self._begin()
+
+    def _end_stopped(self, by: TurnInterrupted) -> None:
+        """End the span of a turn that is about to learn what stops it."""
+        if self._span is not None:
+            self._span.set_attribute("helix_store.stopped_by", type(by).__qualname__)
+        self._end(None)
 
     def _add_wait(self, stored: Context, tracing: Mapping[str, Any]) -> None:
         since = tracing.get(SUSPENDED_AT)
