@@ -63,6 +63,9 @@ SESSION_SECONDS: Final = 3
 START_SECONDS: Final = 10
 LIST_SECONDS: Final = 10
 
+COSTS_SECONDS: Final = 300
+"""The time after which an open start page reads its costs again, which are sums over days."""
+
 _SESSION: Final = ("status", "version", "message_count", "step_count", "updated_at", "next_post_at")
 _MOST_RUNNING: Final = 1_000
 _MOST_TENANTS: Final = 200

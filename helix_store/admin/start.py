@@ -26,6 +26,7 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.answers import ANSWER
 from helix_store.actions.sessions import RUN_AGAIN
 from helix_store.admin.base import (
+    COSTS_SECONDS,
     MOST_TENANTS,
     START_SECONDS,
     ReadOnlyAdmin,
@@ -155,7 +156,12 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
                 mark_of_start(scope.using, scope.tenants)["mark"],
                 page.view_url(Session, "live_start"),
             )
-            parts["live"] = {"url": url, "mark": mark, "seconds": START_SECONDS}
+            parts["live"] = {
+                "url": url,
+                "mark": mark,
+                "seconds": START_SECONDS,
+                "costs_seconds": COSTS_SECONDS,
+            }
         sessions: QuerySet[Any] = without_payloads(scope.rows(Session)).annotate(
             title_start=start_of("title", _TITLE_LENGTH),
             failure_start=start_of("failure_reason", _CAUSE),
@@ -167,7 +173,7 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
     if page.may_view(request, Lock):
         tiles.append(_oldest_lock(page, scope, may_view_sessions=page.may_view(request, Session)))
     parts["tiles"] = [tile for tile in tiles if tile is not None]
-    # An open page, which reads itself again, asks for the sums only now and then.
+    # An open page that reads itself again usually asks for all but the sums.
     if page.may_view(request, UsageEntry) and request.headers.get("X-Helix-Live") != "without-costs":
         parts["costs"] = _costs(page, scope)
     return parts

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import Token
 from datetime import timedelta
 from functools import wraps
-from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Final
 
@@ -37,6 +36,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.types import Duration
+from helix_store.engine.async_twins import is_async
 from helix_store.exceptions import EffectUnknown, TurnInterrupted
 from helix_store.stores.effect import OpenEffect
 from helix_store.stores.step import Step
@@ -93,7 +93,7 @@ def traced_answer(
 
     @contextmanager
     def begun(turn: Turn) -> Iterator[TracedTurn]:
-        # The chat has entered the turn, and leaves it.
+        # The chat itself enters and exits the turn; only the span begins and ends here.
         found = traced(turn, provider=provider, tracer_provider=tracer_provider)
         found._begin_now()
         try:
@@ -106,8 +106,7 @@ def traced_answer(
             raise
         found._end(None)
 
-    # As in `Chat`: an object may have an async __call__.
-    if iscoroutinefunction(answer) or iscoroutinefunction(getattr(answer, "__call__", None)):  # noqa: B004
+    if is_async(answer):
 
         @wraps(answer)
         async def traced_one(turn: Turn, *given: Any) -> None:

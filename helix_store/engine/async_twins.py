@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import itertools
 import sys
 import threading
@@ -35,6 +36,12 @@ R = TypeVar("R")
 _ITEMS_PER_CROSSING = 100
 """Switching to a thread costs more than an item; batches keep memory use constant."""
 _LONGEST_HANDOVER_SECONDS = 1.0
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Return whether this is a coroutine function, or an object whose ``__call__`` is one."""
+    of_object = getattr(call, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(of_object)
 
 
 def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:

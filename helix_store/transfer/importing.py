@@ -450,7 +450,7 @@ class _Parts:
         self._bases: dict[Reference, int] = {}
 
     def read_head(self) -> _Values:
-        """Return the columns of the session or stream; kept usage has none."""
+        """Read the first record: the columns of the session or stream, or none for kept usage."""
         head = next(self._records)
         if self.unit.kind == "kept_usage":
             return {}

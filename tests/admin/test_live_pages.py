@@ -207,3 +207,22 @@ def test_a_list_shows_what_happens_while_somebody_reads_it(empty_db: CommittedDa
         browser.click("#action-toggle")
         browser.run("document.activeElement.blur()")
         browser.until("#helix-rows", contains="gamma")
+
+
+@pytest.mark.thorough
+def test_the_start_page_shows_what_happens_and_later_what_it_costs(empty_db: CommittedDatabase) -> None:
+    store = store_of(empty_db)
+    usage = DatabaseUsageStore(empty_db.alias, tenant=empty_db.tenant)
+    store.create_session("s", agent_type="a")
+    with serving(empty_db) as server, chromium() as browser:
+        _sign_in(browser, server.url, empty_db)
+        browser.open(f"{server.url}/admin/helix_store/")
+        usage.record_entry(tokens("s", cost_usd="0.5", timestamp=int(moments.now().timestamp() * 1000)))
+        store.update_status("s", "failed", failure_reason="the model was overloaded")
+        store.create_session("changes-the-mark", agent_type="a")
+        browser.until("#helix-failures", contains="overloaded")
+        assert browser.text("#helix-costs") == ""
+
+        # Nothing happens any more, but the costs are due.
+        browser.run("document.getElementById('helix-live-page').dataset.costsSeconds = '1'")
+        browser.until("#helix-costs", contains="$0.50")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import inspect
 import json
 import logging
 import os
@@ -37,7 +36,7 @@ from helix_store import (
 from helix_store.contrib.chat.out import Out
 from helix_store.contrib.chat.threads import Standing, standing_of
 from helix_store.contrib.chat.turns import ChatTurn
-from helix_store.engine.async_twins import async_twin
+from helix_store.engine.async_twins import async_twin, is_async
 
 __all__ = ["Answer", "Driver", "Pool", "run_thread"]
 
@@ -183,9 +182,7 @@ class Driver:
         out = Out(turn.writer)
         try:
             turn.writer.begin()
-            if inspect.iscoroutinefunction(self._answer) or inspect.iscoroutinefunction(
-                getattr(self._answer, "__call__", None)  # noqa: B004  an object with an async __call__
-            ):
+            if is_async(self._answer):
                 async_to_sync(self._answer)(turn, out)
             else:
                 self._answer(turn, out)

@@ -399,7 +399,7 @@ class _PydanticConversation:
         parameters = {
             "tenant": tenant,
             "head": head if thread is None or thread == _MAIN else thread,
-            # If an entry is its own ancestor, the history has no end: each entry is shown once.
+            # A damaged entry may be its own ancestor: the limit ends the walk, and each entry is shown once.
             "most": db.query(entries.filter(tenant=tenant, family=family).count),
         }
         keys = list(dict.fromkeys(pk for (pk,) in db.read(_KEYS, parameters)))

@@ -6,9 +6,9 @@
   const status = document.getElementById("helix-live-page");
   const words = status.dataset;
   const seconds = Number(words.seconds);
-  const secondsOfCosts = 300;
   let mark = words.mark;
-  let wholeAt = Date.now();
+  let costsAt = Date.now();
+  let costsAreOlder = false;
   let timer = 0;
   let failures = 0;
 
@@ -50,9 +50,11 @@
     if (boxes.length && window.Actions) window.Actions(boxes);
   };
 
-  /* Costs are sums over days: they are read again only after some minutes. */
+  /* A page with costs reads them again only after some minutes: they are sums over days. */
+  const readsCosts = () => Date.now() - costsAt >= 1000 * Number(words.costsSeconds);
+
   const refresh = async () => {
-    const isWhole = Date.now() - wholeAt >= 1000 * secondsOfCosts;
+    const isWhole = readsCosts();
     const headers = isWhole ? {} : { "X-Helix-Live": "without-costs" };
     const response = await fetch(window.location.href, { credentials: "same-origin", headers });
     if (!response.ok || response.redirected) throw new Error("The page cannot be read.");
@@ -63,7 +65,8 @@
       const fresh = page.getElementById(region.id);
       if (fresh) replace(region, fresh);
     }
-    if (isWhole) wholeAt = Date.now();
+    costsAreOlder = !isWhole;
+    if (isWhole) costsAt = Date.now();
     return true;
   };
 
@@ -74,7 +77,7 @@
       if (!response.ok) throw new Error("The mark cannot be read.");
       const now = await response.json();
       failures = 0;
-      if (now.mark === mark) {
+      if (now.mark === mark && !(costsAreOlder && readsCosts())) {
         sayTime();
       } else if (await refresh()) {
         mark = now.mark;
