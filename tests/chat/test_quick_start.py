@@ -19,7 +19,7 @@ import pytest
 from tests.browser import chromium
 from tests.docs.test_examples import ROOT
 
-_PAGE: Final = (ROOT / "docs" / "chat.md").read_text().split("## Chat\n")[0]
+_PAGE: Final = (ROOT / "docs" / "chat.md").read_text().split("## Approvals")[0]
 _FILE: Final = re.compile(r"^```python\n# ([\w/]+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PATIENCE_SECONDS: Final = 60
 _USER: Final = (

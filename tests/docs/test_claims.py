@@ -197,7 +197,7 @@ def test_the_doctor_page_lists_every_rule_with_its_severity_and_every_fix() -> N
 
 
 def test_the_streams_page_lists_every_option_of_streams() -> None:
-    text = (ROOT / "docs" / "streams.md").read_text()
+    text = (ROOT / "docs" / "stream-calls.md").read_text()
     options = text[text.index('`HELIX_STORE["STREAMS"]`:') :]
     assert set(re.findall(r"^\| `(\w+)`", options, re.MULTILINE)) == {
         field.name for field in fields(StreamOptions)

@@ -53,7 +53,7 @@ def make_a_step(store: DatabaseStateStore, said: str, token: int | None) -> None
 
 
 def raise_tokens(alias: str) -> None:
-    """What docs/locks.md says to do after a restore."""
+    """What docs/not-promised.md says to do after a restore."""
     LockRow.objects.using(alias).update(token=F("token") + RAISED_BY)
 
 
