@@ -45,6 +45,7 @@ from helix_store.exceptions import (
     IntegrityFault,
     InvalidPayload,
     LimitExceeded,
+    NotApproved,
     NotFoundError,
     shown_id,
 )
@@ -172,6 +173,36 @@ def outcome_of(stored: StoredEffect, intent: Intent) -> Outcome:
     return Outcome.BEGUN if state == "not_done" or intent.may_retry else Outcome.OPEN
 
 
+def entered_known(
+    stored: StoredEffect,
+    intent: Intent,
+    calls: ToolCalls,
+    decisions: Sequence[StoredDecision],
+    *,
+    is_own: bool,
+) -> Entered:
+    """Return `outcome_of` a known effect, whose approval may have been asked for again since.
+
+    The newest asking decides: unless it approves the same call, no other attempt begins. Raises
+    `NotApproved`, and `IdempotencyConflict` if it approves another call.
+    """
+    outcome = outcome_of(stored, intent)
+    if intent.call is not None:
+        return Entered(outcome, stored)
+    try:
+        newer = calls.approved_again(intent.effect_id, decisions, is_own=is_own)
+    except NotApproved:
+        if outcome is Outcome.BEGUN:
+            raise
+        return Entered(outcome, stored)
+    if newer is not None and newer.digest != stored.digest:
+        raise IdempotencyConflict(intent.effect_id)
+    if newer is not None and outcome is Outcome.BEGUN:
+        actors = dict.fromkeys([*decode(stored.actors), *newer.actors])
+        stored = stored._replace(actors=encode(list(actors)))
+    return Entered(outcome, stored)
+
+
 def _walks_around(effect_id: str) -> InvalidPayload:
     return InvalidPayload(
         path="effect_id",
@@ -183,7 +214,8 @@ def _walks_around(effect_id: str) -> InvalidPayload:
 def require_no_approval(effect_id: str, calls: ToolCalls, *, has_decisions: bool) -> None:
     """Raise `InvalidPayload` for an effect without an approval that has the id of one."""
     entry = (calls.pending or {}).get(effect_id) or (calls.completed or {}).get(effect_id)
-    is_approval = type(entry) is dict and entry.get("approval_id") is not None
+    # A branch has copied answers without their decisions.
+    is_approval = type(entry) is dict and (entry.get("approval_id") is not None or "approved" in entry)
     if has_decisions or is_approval:
         raise _walks_around(effect_id)
 
@@ -316,9 +348,14 @@ def _columns(alias: str) -> str:
     return ", ".join(f"{alias}.{name}" for name in _COLUMNS)
 
 
+def _of_lock(column: str, condition: str = "") -> str:
+    return f"""(SELECT {column} FROM {table(Lock)} AS l WHERE l.tenant = s.tenant AND l.name = s.session_id
+                {condition})"""
+
+
 def _is_held(clock: Clock, effect: str = "e") -> str:
-    return f"""EXISTS (SELECT 1 FROM {table(Lock)} AS l WHERE l.tenant = s.tenant AND l.name = s.session_id
-                AND l.token = {effect}.fencing_token AND l.expires_at > {clock.now})"""
+    has_term = f"AND l.token = {effect}.fencing_token AND l.expires_at > {clock.now}"
+    return f"EXISTS {_of_lock('1', has_term)}"
 
 
 def is_unknown(clock: Clock, effect: str) -> str:
@@ -347,7 +384,7 @@ ENTRY: Final = with_clock(
     lambda clock: (
         f"""
         SELECT {", ".join(f"s.{name}" for name in _ENTRY_COLUMNS)},
-            (SELECT coalesce(max(sequence), 0) FROM {_EFFECT} WHERE session_id = s.id),
+            (SELECT coalesce(max(sequence), 0) FROM {_EFFECT} WHERE session_id = s.id), {_of_lock("l.token")},
             {", ".join(f"d.{name}" for name in _OF_DECISION)}, s.session_id, {_row(clock)}
         FROM {_SESSION} AS s
         LEFT JOIN {_EFFECT} AS e ON e.session_id = s.id AND e.effect_id = %(effect_id)s
@@ -373,8 +410,8 @@ START_AGAIN: Final = with_clock(
     lambda clock: (
         f"""
         UPDATE {_EFFECT} SET state = 'started', attempt = attempt + 1, run_id = %(run_id)s,
-            step_count = %(step_count)s, fencing_token = %(fencing_token)s, error = NULL, ended_at = NULL,
-            started_at = {clock.now}, call_ids = %(call_ids)s
+            step_count = %(step_count)s, fencing_token = %(fencing_token)s, actors = %(actors)s, error = NULL,
+            ended_at = NULL, started_at = {clock.now}, call_ids = %(call_ids)s
         WHERE session_id = %(key)s AND effect_id = %(effect_id)s
         RETURNING started_at"""
     )
@@ -385,7 +422,7 @@ def _begin(*, is_fenced: bool, known: str, head: str, condition: str, after: str
     """An intent in one statement. Two that begin at the same time conflict, and the portable form decides."""
     sequence = f"(SELECT coalesce(max(sequence), 0) FROM {_EFFECT} WHERE session_id = head.id)"
     return f"""
-        WITH {known}{FENCE if is_fenced else ""}head AS ({head} {f"AND {FENCE_HOLDS}" if is_fenced else ""}
+        WITH {FENCE if is_fenced else ""}{known}head AS ({head} {f"AND {FENCE_HOLDS}" if is_fenced else ""}
             {after}
         ), added AS (
             INSERT INTO {_EFFECT} AS e (session_id, {_NEW}, started_at, call_ids)
@@ -396,8 +433,17 @@ def _begin(*, is_fenced: bool, known: str, head: str, condition: str, after: str
         ){result}"""
 
 
+_NOT_ASKED: Final = """strpos(coalesce(s.pending_client_tool_calls, ''), %(quoted_id)s) = 0
+                AND strpos(coalesce(s.completed_client_tool_calls, ''), %(quoted_id)s) = 0"""
+
+
+def _not_decided(session: str) -> str:
+    return f"""NOT EXISTS (
+                SELECT 1 FROM {_DECISION} WHERE session_id = {session}.id AND tool_call_id = {_ID})"""
+
+
 def _begin_free(*, is_fenced: bool) -> Statement:
-    """Return the known effect, or begin one whose id no approval has."""
+    """Return the known effect, or begin one, unless an approval has its id."""
     names = ", ".join(_COLUMNS)
     return Statement(
         postgresql=_begin(
@@ -405,15 +451,14 @@ def _begin_free(*, is_fenced: bool) -> Statement:
             known=f"""known AS (
             SELECT {_row(POSTGRESQL)} FROM {_EFFECT} AS e JOIN {_SESSION} AS s ON s.id = e.session_id
             WHERE {session_by_id("s")} AND e.effect_id = {_ID}
+                AND {_NOT_ASKED} AND {_not_decided("s")} {f"AND {FENCE_HOLDS}" if is_fenced else ""}
         ), """,
             head=f"""
             UPDATE {_SESSION} AS s SET version = version
             WHERE {SESSION_BY_ID} AND NOT EXISTS (SELECT 1 FROM known)
-                AND strpos(coalesce(s.pending_client_tool_calls, ''), %(quoted_id)s) = 0
-                AND strpos(coalesce(s.completed_client_tool_calls, ''), %(quoted_id)s) = 0""",
+                AND {_NOT_ASKED}""",
             after="RETURNING id",
-            condition=f"""NOT EXISTS (
-                SELECT 1 FROM {_DECISION} WHERE session_id = head.id AND tool_call_id = {_ID})""",
+            condition=_not_decided("head"),
             result=f"""
         SELECT {names}, true, true AS is_new FROM added
         UNION ALL SELECT {names}, is_held, false FROM known""",
@@ -535,22 +580,32 @@ class _Entry(NamedTuple):
 
     columns: dict[str, Any]
     last_sequence: int
+    newest_token: int | None
     decisions: list[StoredDecision]
     effect: StoredEffect | None
 
     @classmethod
     def of(cls, rows: Rows) -> _Entry:
-        width, last = len(_ENTRY_COLUMNS), len(_ENTRY_COLUMNS) + 1
-        end = last + len(_OF_DECISION)
+        width, begin = len(_ENTRY_COLUMNS), len(_ENTRY_COLUMNS) + 2
+        end = begin + len(_OF_DECISION)
         first = rows[0]
-        decisions = [_decision_from(*row[last:end]) for row in rows if row[last] is not None]
+        decisions = [_decision_from(*row[begin:end]) for row in rows if row[begin] is not None]
         known = stored_from(*first[end:]) if first[end + 1] is not None else None
-        return cls(dict(zip(_ENTRY_COLUMNS, first, strict=False)), first[width], decisions, known)
+        columns = dict(zip(_ENTRY_COLUMNS, first, strict=False))
+        last_sequence, newest_token = first[width:begin]
+        return cls(columns, last_sequence, newest_token, decisions, known)
+
+    def entered_known(self, known: StoredEffect, intent: Intent) -> Entered:
+        is_own = self._is_own(known.session_id, intent.effect_id)
+        return entered_known(known, intent, ToolCalls.of(self.columns), self.decisions, is_own=is_own)
 
     def approved_call(self, session_id: str, effect_id: str) -> tuple[int, ApprovedCall]:
         """Return the asking and the approved call. Raises `NotApproved` and `ApprovalUsed`."""
-        is_own = owner_of(self.columns["client_tool_call_ownership"], effect_id) == session_id
+        is_own = self._is_own(session_id, effect_id)
         return ToolCalls.of(self.columns).approved_call(effect_id, self.decisions, is_own=is_own)
+
+    def _is_own(self, session_id: str, effect_id: str) -> bool:
+        return owner_of(self.columns["client_tool_call_ownership"], effect_id) == session_id
 
 
 def _decision_from(*values: Any) -> StoredDecision:
@@ -596,8 +651,9 @@ class DatabaseEffects(DatabaseOperations):
             more["quoted_id"] = encode(intent.effect_id)
         else:
             entry = self._entry(names)
+            guard.check_fence(entry.newest_token)
             if entry.effect is not None:
-                return _as_decided(entry.effect, intent)
+                return _unless_begun(entry.entered_known(entry.effect, intent))
             asking, approved = entry.approved_call(session_id, intent.effect_id)
             statement, given = BEGIN_APPROVED[is_fenced], approved_text(approved)
             more |= {"version": entry.columns["version"], "asking": asking}
@@ -613,7 +669,9 @@ class DatabaseEffects(DatabaseOperations):
         }
         for *values, is_new in call.try_write(statement, parameters):
             found = stored_from(session_id, *values)
-            return Entered(Outcome.BEGUN, found) if is_new else _as_decided(found, intent)
+            if is_new:
+                return Entered(Outcome.BEGUN, found)
+            return _unless_begun(Entered(outcome_of(found, intent), found))
         return None
 
     @writes
@@ -626,7 +684,7 @@ class DatabaseEffects(DatabaseOperations):
             calls = ToolCalls.of(entry.columns)
             require_no_approval(intent.effect_id, calls, has_decisions=bool(entry.decisions))
         if known is not None:
-            outcome = outcome_of(known, intent)
+            outcome, known = entry.entered_known(known, intent)
             if outcome is Outcome.BEGUN:
                 known = started_again(known, intent, token=token, at=known.started_at)
                 ids = {"call_ids": with_recorded(known.call_ids, call_id)}
@@ -745,10 +803,9 @@ class DatabaseEffects(DatabaseOperations):
                 return found[:limit]
 
 
-def _as_decided(known: StoredEffect, intent: Intent) -> Entered | None:
+def _unless_begun(entered: Entered) -> Entered | None:
     """Return what entering a known effect has found; ``None`` if it begins again, which is another write."""
-    outcome = outcome_of(known, intent)
-    return None if outcome is Outcome.BEGUN else Entered(outcome, known)
+    return None if entered.outcome is Outcome.BEGUN else entered
 
 
 def _parameters(effect: StoredEffect) -> dict[str, Any]:

@@ -61,9 +61,9 @@ from helix_store.sessions.effects import (
     StoredEffect,
     approved_text,
     can_go_on,
+    entered_known,
     new_effect,
     not_current,
-    outcome_of,
     require_no_approval,
     started_again,
     too_many,
@@ -114,7 +114,7 @@ from helix_store.sessions.state import (
     encode_state,
     sub_session_ref_from,
 )
-from helix_store.sessions.steps import StepWrite, TurnEntry
+from helix_store.sessions.steps import StepWrite, TurnEntry, ended_approval
 from helix_store.sessions.tool_calls import (
     Answer,
     StoredDecision,
@@ -488,6 +488,9 @@ def _apply(draft: SessionRecord, step: StepWrite, staged: Sequence[StagedChanges
     state, encoded = step.stored_state(has_due_posts=is_due and step.receives)
     encoded = step.promote(staged, state, encoded)
     if step.uses:
+        usable = {each.asking for each in draft.decisions if each.is_final and each.used_at is None}
+        if not usable.issuperset(step.uses):
+            raise ended_approval()
         draft.decisions = _used_decisions(draft, step.uses, used_by_step=step.info.step_id)
         draft.columns["live_decisions"] = without_used(draft.columns["live_decisions"], step.uses)
     discard_staged(draft, step.info.step_id)
@@ -888,10 +891,11 @@ class MemoryEffects(MemoryOperations):
             known = self._known(draft, intent.effect_id)
             calls = ToolCalls.of(draft.columns)
             decisions = _decisions(draft, intent.effect_id)
+            is_own = owner_of(draft.columns["client_tool_call_ownership"], intent.effect_id) == session_id
             if intent.call is not None and (known is None or not known.needs_approval):
                 require_no_approval(intent.effect_id, calls, has_decisions=bool(decisions))
             if known is not None:
-                outcome = outcome_of(known, intent)
+                outcome, known = entered_known(known, intent, calls, decisions, is_own=is_own)
                 if outcome is Outcome.BEGUN:
                     known = started_again(known, intent, token=guard.fencing_token, at=moments.now())
                     draft.effects[intent.effect_id] = known
@@ -900,7 +904,6 @@ class MemoryEffects(MemoryOperations):
                 raise too_many(self._scope.limits.max_effects)
             given, approved = intent.call, None
             if given is None:
-                is_own = owner_of(draft.columns["client_tool_call_ownership"], intent.effect_id) == session_id
                 asking, approved = calls.approved_call(intent.effect_id, decisions, is_own=is_own)
                 given = approved_text(approved)
                 draft.decisions = _used_decisions(draft, {asking}, used_by_effect=intent.effect_id)

@@ -658,8 +658,12 @@ def _use_approvals(db: Database, head: Session, step: StepWrite, at: datetime) -
     rows = db.execute(USE_APPROVALS, used)
     if len(rows) < len(step.uses):
         check_guard(db, head, step.guard)
-        raise ConflictError("An approval of this step was used or ended meanwhile; nothing was written.")
+        raise ended_approval()
     return any(has_staged for (has_staged,) in rows)
+
+
+def ended_approval() -> ConflictError:
+    return ConflictError("An approval of this step was used or ended meanwhile; nothing was written.")
 
 
 def _take_staged(db: Database, head: Session, step_id: str, at: datetime) -> list[StagedChanges]:

@@ -770,6 +770,20 @@ class ToolCalls:
         entry = _entry((self.pending if is_pending else self.completed).get(tool_call_id))
         return approved_call(tool_call_id, entry, self.live, decisions, is_pending=is_pending, is_own=is_own)
 
+    def approved_again(
+        self, tool_call_id: str, decisions: Sequence[StoredDecision], *, is_own: bool
+    ) -> ApprovedCall | None:
+        """Return a call whose approval an effect has used, as it was approved in a newer asking.
+
+        Return ``None`` if it was not asked again, or if the state has no such call. Raises `NotApproved`.
+        """
+        entry = _entry(self.pending.get(tool_call_id, self.completed.get(tool_call_id)))
+        used = next((each.asking for each in decisions if each.used_by_effect is not None), None)
+        if not entry or used is None or (decisions[-1].asking == used and is_answer(decisions[-1], entry)):
+            return None
+        newer = [each for each in decisions if each.asking != used]
+        return self.approved_call(tool_call_id, newer, is_own=is_own)[1]
+
     def take(self, only: Container[str] | None = None) -> dict[str, Any]:
         """Move answered calls, or ``only`` those given, to the completed ones and return their answers."""
         taken = {

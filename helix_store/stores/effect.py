@@ -152,9 +152,11 @@ class OpenEffect(NotCopied, BothContexts, Effect):
         try:
             return await in_thread_to_the_end(enter)
         except asyncio.CancelledError:
-            # The block never runs, so the effect has certainly not happened.
+            # The block never runs, so this attempt has not happened. With `retry`, an earlier one may have.
             if self._stored is not None and self._stored.state == "started" and self._attempts:
-                await in_thread_to_the_end(partial(self._store_end, "not_done"))
+                is_repeat = self._may_retry and self._stored.attempt > 1
+                state: Literal["unknown", "not_done"] = "unknown" if is_repeat else "not_done"
+                await in_thread_to_the_end(partial(self._store_end, state))
             raise
 
     @contextmanager

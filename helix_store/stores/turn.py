@@ -970,8 +970,9 @@ class _TurnEffect(OpenEffect):
 
     def _begin(self) -> None:
         turn = self._turn
+        run = turn._required_run()
         turn._require_lock()
-        self.run_id, self.step_count = turn._required_run().run_id, turn._current().state.step_count + 1
+        self.run_id, self.step_count = run.run_id, turn._current().state.step_count + 1
         with turn._mutex:
             if turn._effects.setdefault(self.id, self) is not self:
                 raise ConflictError(f"Another thread of this turn attempts the effect {shown_id(self.id)}.")

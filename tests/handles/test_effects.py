@@ -140,7 +140,7 @@ def test_an_effect_needs_an_active_turn(own_world: World) -> None:
     with pytest.raises(ConflictError):
         turn.effect("early")
     with turn:
-        late = turn.effect("late")
+        late, left = turn.effect("late"), turn.effect("left")
         with turn.step() as step:
             step.finish()
         with pytest.raises(ConflictError):
@@ -149,6 +149,8 @@ def test_an_effect_needs_an_active_turn(own_world: World) -> None:
             pytest.fail("the block ran")
     with pytest.raises(ConflictError):
         turn.effect("over")
+    with pytest.raises(ConflictError), left:
+        pytest.fail("the block ran")
     assert own_world.own.list_effects("session").items == []
 
 

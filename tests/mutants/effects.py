@@ -20,6 +20,7 @@ _APPROVAL: Final = state(
     "walks_around_an_approval",
     "stays_bound_to_its_approval",
 )
+_AGAIN: Final = state("newest_asking_decides_about_another")
 _SETTLED: Final = state("settling_decides", "permission_to_settle")
 _LISTED: Final = state("listed_in_order_and_by_state", "the_oldest_first")
 _LIMITS: Final = state("limits_of_inputs_results")
@@ -54,6 +55,15 @@ EFFECTS: Final = (
     Mutant("effect", _STORE, 'if state == "not_done" or intent.may_retry', "if True", _UNKNOWN + _DEAD),
     Mutant("effect", _STORE, "if has_decisions or is_approval:", "if False:", _APPROVAL),
     Mutant("effect", _STORE, 'return state == "unknown"', "return True", _SETTLED),
+    Mutant("effect", _STORE, ' or "approved" in entry', "", state("around_an_approval_in_a_branch")),
+    Mutant(
+        "effect",
+        _STORE,
+        "if outcome is Outcome.BEGUN:\n            raise",
+        "if False:\n            raise",
+        _AGAIN,
+    ),
+    Mutant("effect", _STORE, "newer is not None and newer.digest != stored.digest", "False", _AGAIN),
     # --- Entering
     Mutant("effect", _STORE, "AND NOT EXISTS (SELECT 1 FROM known)", "", _AT_ONCE + _UNWRITTEN),
     Mutant(
@@ -61,7 +71,7 @@ EFFECTS: Final = (
         _STORE,
         "strpos(coalesce(s.pending_client_tool_calls, ''), %(quoted_id)s) = 0",
         "true",
-        _APPROVAL,
+        _APPROVAL + state("becomes_one_of_an_approval"),
     ),
     Mutant("effect", _STORE, "{sequence} < %(most)s", "true", _LIMITS),
     Mutant("effect", _STORE, "entry.last_sequence >= self.db.limits.max_effects", "False", _LIMITS),
@@ -99,6 +109,9 @@ EFFECTS: Final = (
         _SETTLED,
     ),
     # --- Handles and turns
+    Mutant(
+        "effect", _HANDLE, "self._may_retry and self._stored.attempt > 1", "False", state("while_it_enters")
+    ),
     Mutant("effect", _HANDLE, "if self._stores.in_callers_transaction:", "if False:", _CALLER),
     Mutant("effect", _HANDLE, "return not (write.is_committed or write.is_open)", "return False", _CALLER),
     Mutant(
@@ -110,6 +123,13 @@ EFFECTS: Final = (
     ),
     Mutant("effect", _TURN, "self._turn._interrupt = unknown", "pass", _DEAD),
     # --- In memory
+    Mutant(
+        "effect",
+        _MEMORY,
+        "if not usable.issuperset(step.uses):",
+        "if False:",
+        in_memory("do_not_use_the_same_approval"),
+    ),
     Mutant(
         "effect",
         _MEMORY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
@@ -284,6 +285,25 @@ class EffectContract(StoreTests):
         assert others.fencing_token == lock.fencing_token
         assert self._one(store, session_id).state == "unknown"
 
+    def test_a_former_holder_does_not_enter_what_is_done(self, store: Any, session_id: str) -> None:
+        manager = self.make_lock_manager()
+        if manager is None:
+            pytest.skip("no lock manager is provided")
+        first = manager.acquire(session_id)
+        assert first is not None
+        handle = self._session(store, session_id, first.fencing_token)
+        ask_approval(store, session_id)
+        approve(store, session_id)
+        calls: list[dict[str, Any]] = [{"effect_id": "e"}, {"effect_id": "call", "approval": True}]
+        for call in calls:
+            with handle.effect(**call) as effect:
+                effect.done()
+        first.release()
+        assert manager.acquire(session_id) is not None
+        for call in calls:
+            with pytest.raises(FencedOutError), handle.effect(**call):
+                pytest.fail("the block ran")
+
     # Approvals
 
     def test_an_approved_effect_uses_its_approval(self, store: Any, session_id: str) -> None:
@@ -339,6 +359,93 @@ class EffectContract(StoreTests):
         with pytest.raises(InvalidPayload, match="approval=True"):
             self._session(store, session_id).effect("call", **_CALL).__enter__()
         assert len(store.list_effects(session_id).items) == (moment == "used")
+
+    def test_an_id_of_an_effect_that_becomes_one_of_an_approval_needs_it(
+        self, store: Any, session_id: str
+    ) -> None:
+        with self._session(store, session_id).effect("call", **_CALL) as effect:
+            effect.done()
+        ask_approval(store, session_id)
+        for _ in ("open", "approved"):
+            with pytest.raises(InvalidPayload, match="approval=True"):
+                self._session(store, session_id).effect("call", **_CALL).__enter__()
+            approve(store, session_id)
+        store.take_tool_results(session_id)
+        with pytest.raises(InvalidPayload, match="approval=True"):
+            self._session(store, session_id).effect("call", **_CALL).__enter__()
+
+    @table("is_approved", [True, False])
+    def test_nobody_walks_around_an_approval_in_a_branch(
+        self, store: Any, session_id: str, is_approved: bool
+    ) -> None:
+        ask_approval(store, session_id)
+        approve(store, session_id, approved=is_approved)
+        store.take_tool_results(session_id)
+        branch = store.branch_session(session_id).session_id
+        with pytest.raises(InvalidPayload, match="approval=True"):
+            self._session(store, branch).effect("call", **_CALL).__enter__()
+        with pytest.raises(NotApproved):
+            self._session(store, branch).effect("call", approval=True).__enter__()
+        assert store.list_effects(branch).items == []
+
+    def test_a_step_and_an_effect_do_not_use_the_same_approval(self, store: Any, session_id: str) -> None:
+        ask_approval(store, session_id)
+        approve(store, session_id)
+
+        def work() -> None:
+            with step_of(store, session_id) as step:
+                step.use_approval("call")
+                with self._session(store, session_id).effect("call", approval=True) as effect:
+                    effect.done()
+
+        with pytest.raises(ConflictError):
+            work()
+        assert store.load_state(session_id).step_count == 0
+        with pytest.raises(ApprovalUsed) as used, step_of(store, session_id) as step:
+            step.use_approval("call")
+        assert (used.value.effect_id, used.value.step_id) == ("call", None)
+
+    @table("newest", ["none", "open", "rejected", "the same call", "another call"])
+    def test_the_newest_asking_decides_about_another_attempt(
+        self, store: Any, session_id: str, newest: str
+    ) -> None:
+        with step_of(store, session_id) as step:
+            step.say({"role": "user", "content": "hello"})
+        assert step.commit is not None
+        ask_approval(store, session_id)
+        approve(store, session_id, actor="ann")
+        self._make_unknown(store, session_id, "call", approval=True)
+        before = self._one(store, session_id)
+        store.restore_checkpoint(session_id, step.commit.checkpoint_id)
+        if newest != "none":
+            ask_approval(store, session_id, {**APPROVE, "input": 8} if newest == "another call" else APPROVE)
+        if newest not in ("none", "open"):
+            approve(store, session_id, approved=newest != "rejected", actor="bob")
+        refusals: dict[str, type[Exception]] = {
+            "open": NotApproved,
+            "rejected": NotApproved,
+            "another call": IdempotencyConflict,
+        }
+        again = self._session(store, session_id).effect("call", approval=True, retry=True)
+        if newest in refusals:
+            with pytest.raises(refusals[newest]) as refused, again:
+                pytest.fail("the block ran")
+            assert getattr(refused.value, "reason", "") in ("", newest)
+            assert self._one(store, session_id) == before
+            store.settle_effect(session_id, "call", done=True, result="by hand")
+        else:
+            with again as effect:
+                assert (effect.attempt, effect.input) == (2, before.input)
+                assert effect.actors == (["ann"] if newest == "none" else ["ann", "bob"])
+                effect.done("by hand")
+            assert self._one(store, session_id).actors == effect.actors
+        once_more = self._session(store, session_id).effect("call", approval=True)
+        if newest == "another call":
+            with pytest.raises(IdempotencyConflict), once_more:
+                pytest.fail("the block ran")
+        else:
+            with once_more as effect:
+                assert effect.result == "by hand"
 
     def test_an_unknown_effect_stays_bound_to_its_approval(self, store: Any, session_id: str) -> None:
         ask_approval(store, session_id)
@@ -557,6 +664,30 @@ class EffectContract(StoreTests):
             assert len((await store.alist_effects(session_id)).items) == 2
 
         async_to_sync(work)()
+
+    @table(("options", "attempt", "state"), [({}, 1, "not_done"), ({"retry": True}, 2, "unknown")])
+    def test_a_task_that_is_cancelled_while_it_enters(
+        self, store: Any, session_id: str, options: dict[str, Any], attempt: int, state: str
+    ) -> None:
+        if options:
+            self._make_unknown(store, session_id)
+
+        async def work() -> None:
+            begins = asyncio.Event()
+
+            async def enter() -> None:
+                begins.set()
+                async with self._session(store, session_id).effect("e", **options):
+                    pytest.fail("the block ran")
+
+            task = asyncio.create_task(enter())
+            await begins.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        async_to_sync(work)()
+        assert (self._one(store, session_id).attempt, self._one(store, session_id).state) == (attempt, state)
 
     def test_a_coroutine_function_needs_async_with(self, store: Any, session_id: str) -> None:
         async def ask(effect: Any) -> None:
