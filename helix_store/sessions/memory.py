@@ -120,6 +120,7 @@ from helix_store.sessions.tool_calls import (
     StoredDecision,
     ToolCalls,
     claimed_ownership,
+    has_answers,
     owner_of,
     readable_due_calls,
     without_used,
@@ -415,7 +416,7 @@ class MemorySteps(MemoryOperations):
         newest = next(reversed(record.runs.values()), None)
         return TurnEntry(
             state,
-            record.is_at_rest and not state.pending_client_tool_calls,
+            record.is_at_rest and not has_answers(state.pending_client_tool_calls),
             None if newest is None else newest.value(),
         )
 

@@ -112,7 +112,7 @@ from helix_store.sessions.statements import (
     USE_APPROVALS,
     step_statement,
 )
-from helix_store.sessions.tool_calls import without_used
+from helix_store.sessions.tool_calls import has_answers, without_used
 from helix_store.signals import announce, signals_of_status
 
 
@@ -352,7 +352,7 @@ class DatabaseSteps(DatabaseOperations):
             return TurnEntry(
                 state,
                 bool(is_at_rest and state.status == SessionStatus.ACTIVE)
-                and not (has_due_posts or state.pending_client_tool_calls),
+                and not (has_due_posts or has_answers(state.pending_client_tool_calls)),
                 None if run[0] is None else stored_run(session_id, RUN_COLUMNS, run),
             )
         refuse_moved(self.db)

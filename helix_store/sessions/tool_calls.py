@@ -867,6 +867,11 @@ def _taken(tool_call_id: str, reason: str) -> ConflictError:
     )
 
 
+def has_answers(pending: Mapping[str, Any]) -> bool:
+    """Return whether the agent has not taken an answer yet."""
+    return any("submitted_at" in _entry(call) for call in pending.values())
+
+
 def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:
     """Return the deadline of the first unanswered call; entries without a usable deadline wait forever."""
     deadlines = [

@@ -82,6 +82,10 @@ def _ask_and_answer(world: World, session: Any) -> None:
     world.own.submit_tool_result(session.id, "call", result=1)
 
 
+def _ask(world: World, session: Any) -> None:
+    world.own.add_pending_tool_calls(session.id, {"call": {"tool_name": "ask"}})
+
+
 def _take_a_step(world: World, session: Any) -> None:
     with session.step() as step:
         step.say(ANSWER)
@@ -117,6 +121,7 @@ def _die(world: World, session: Any) -> None:
         (_fail, True),
         (_die, True),
         (_post_later, False),
+        (_ask, False),
         (_interrupt, False),
         (lambda world, session: session.update(lambda state: setattr(state, "title", "hello")), False),
     ],
