@@ -192,8 +192,13 @@ def _stopped_by_budget(clock: Clock, *, is_over: bool) -> _Search:
         today = "strftime('%%Y-%%m-%%d', 'now')"
     else:
         today = f"to_char({clock.now} AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
+    applies = """(b.scope = 'tenant'
+                OR b.scope = 'tree' AND b.value = coalesce(s.root_session_id, s.session_id)
+                OR b.scope = 'user' AND s.user_id IS NOT NULL AND b.value IN ('', s.user_id)
+                OR b.scope = 'agent_type' AND b.value IN ('', s.agent_type))"""
     counted = """CASE WHEN b.scope = 'tenant' OR b.value <> '' THEN b.value
                     WHEN b.scope = 'user' THEN s.user_id ELSE s.agent_type END"""
+    is_budget = f"b.tenant = s.tenant AND b.name = {name} AND {applies}"
     is_counter = f"""c.tenant = b.tenant AND c.name = b.name AND c.value = {counted}
                 AND c.period = {period(today)}"""
 
@@ -205,7 +210,7 @@ def _stopped_by_budget(clock: Clock, *, is_over: bool) -> _Search:
     reached = f"coalesce({is_reached('usd')}, {_FALSE}) OR coalesce({is_reached('tokens')}, {_FALSE})"
     return _Search(
         f"""{_newest_run(clock)}
-            {_looked_up(clock, budget, "b", f"b.tenant = s.tenant AND b.name = {name}", join="LEFT")}
+            {_looked_up(clock, budget, "b", is_budget, join="LEFT")}
             {_looked_up(clock, counter, "c", is_counter, join="LEFT")}""",
         f"""s.stopped_by = '{STOPPED_BY_BUDGET}' AND {_NOT_ENDED}
             AND r.status = '{RunStatus.INTERRUPTED.value}'

@@ -197,6 +197,20 @@ def test_a_session_is_over_budget_until_its_budget_has_room(store: AnyStore) -> 
     assert conditions(store) == []
 
 
+def test_a_budget_that_caps_somebody_else_by_now_stops_nobody(store: AnyStore) -> None:
+    for session_id, user_id in (("session", "ada"), ("other", "bob")):
+        store.new_session(session_id, agent_type="agent", user_id=user_id)
+        spend(store, session_id)
+    store.budgets.set_budget("budget", scope="user", value="ada", limit_tokens=10)
+    with store.session("session").turn() as turn:
+        assert turn.stopped_by is not None
+    assert conditions(store) == [("session", "over_budget", "budget")]
+    store.budgets.set_budget("budget", scope="user", value="bob", limit_tokens=10)
+    assert conditions(store) == []
+    with store.session("session").turn() as turn:
+        assert turn.is_active
+
+
 _SCOPES: Final = {
     "tenant": {},
     "tree": {"value": "session"},
