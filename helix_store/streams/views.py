@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from asgiref.sync import SyncToAsync, iscoroutinefunction, sync_to_async
 from django.core.handlers.asgi import ASGIRequest
@@ -59,11 +59,20 @@ _CONTINUE: Final = b"retry: 500\n\n"
 _HEARTBEAT: Final = b": heartbeat\n\n"
 _DELETED: Final = {"code": StreamNotFound.code, "message": "The stream was deleted."}
 
+View = TypeVar("View", bound=Callable[..., Any])
+
 _logger = logging.getLogger(__name__)
 _warn_once: Final = cache(_logger.warning)
 
 
-@transaction.non_atomic_requests
+def outside_of_transactions(view: View) -> View:
+    """Make an asynchronous view one that ``ATOMIC_REQUESTS`` of no database applies to."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
+@outside_of_transactions
 @require_GET
 async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBase:
     """Return the chunks of a stream as events: ``id`` is the sequence and ``data`` the chunk.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import User
 from django.db import connections
 from django.test import AsyncClient, Client, override_settings
@@ -50,6 +50,28 @@ async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
             400,
             "/resume/0/payload/approved",
         ),
+        (
+            "POST",
+            "agui/",
+            run_input("t", resume=[{"interruptId": "c", "status": "cancelled", "metadata": "?"}]),
+            404,
+            "",
+        ),
+        (
+            "POST",
+            "agui/",
+            run_input(
+                "t",
+                resume=[
+                    {"interruptId": "c", "status": "resolved", "payload": {"approved": True, "digest": 5}}
+                ],
+            ),
+            400,
+            "/resume/0/payload/digest",
+        ),
+        ("POST", "agui/", run_input("t", context=[float("nan")]), 400, ""),
+        ("POST", "agui/", b'{"threadId": "t", "runId": "r", "messages": [], "state": 1e999}', 400, ""),
+        ("POST", "agui/", run_input(".."), 400, "/threadId"),
         ("GET", "agui/unknown/", None, 404, ""),
         ("POST", "ai/", {"messages": [user]}, 400, "/id"),
         ("POST", "ai/", {"id": "a/b", "messages": [user]}, 400, "/id"),
@@ -150,6 +172,49 @@ async def test_a_repeat_joins_and_another_message_conflicts(chatting: Make) -> N
     assert len((await site.json("GET", "threads/t/"))["messages"]) == 2
     other = await site.request("POST", "agui/", run_input("t", content="Else"))
     assert (other.status_code, json.loads(other.content)["code"]) == (409, "idempotency_conflict")
+
+
+async def test_a_repeat_with_another_state_of_the_client_joins(chatting: Make) -> None:
+    site = chatting()
+    for number in range(2):
+        # By now, the client has the state that the first response began with.
+        run = run_input(
+            "t", state={"number": number}, context=[{"description": "time", "value": f"{number}"}]
+        )
+        response = await site.request("POST", "agui/", run)
+        assert response.status_code == 200
+        await response.streaming_content.aclose()
+    await _drive(site)
+    assert (await site.request("POST", "agui/", run)).status_code == 200
+    assert len((await site.json("GET", "threads/t/"))["messages"]) == 2
+
+
+async def test_the_metadata_of_a_ui_message_is_kept(chatting: Make) -> None:
+    site = chatting()
+    parts = [{"type": "text", "text": "Hello"}]
+    message = {"id": "u1", "role": "user", "metadata": {"sent": "today"}, "parts": parts}
+    await site.request("POST", "ai/", {"id": "t", "messages": [message]})
+    await _drive(site)
+    assert (await site.json("GET", "threads/t/?format=ai"))["messages"][0] == message
+    assert (await site.json("GET", "threads/t/"))["messages"][1]["content"] == "You said Hello."
+
+
+async def test_a_thread_begins_with_any_text(chatting: Make) -> None:
+    site = chatting()
+    for number, text in enumerate(("a\0b", "\ud83d", "")):
+        await site.post(f"t{number}", "u1", text)
+        assert (await site.json("GET", f"threads/t{number}/"))["waiting"][0]["content"] == text
+    titles = [each["title"] for each in (await site.json("GET", "threads/"))["threads"]]
+    assert titles == [None, None, "ab"]
+
+
+def test_a_turn_that_has_said_nothing_is_stopped(chatting: Make) -> None:
+    site = chatting()
+    async_to_sync(site.post)("t", "u1")
+    with site.session("t").turn() as turn:
+        assert async_to_sync(site.json)("POST", "threads/t/stop/") == {"stopped": True}
+        with turn.step():
+            pytest.fail("The turn is to be interrupted.")
 
 
 async def test_an_idle_thread_is_a_snapshot_and_its_outcome(chatting: Make) -> None:
@@ -291,8 +356,6 @@ async def test_a_large_request_is_refused(chatting: Make) -> None:
 
 @pytest.mark.parametrize("begins", [True, False])
 def test_the_statements_of_a_message(chatting: Make, begins: bool) -> None:
-    from asgiref.sync import async_to_sync
-
     site = chatting()
     if not begins:
         async_to_sync(site.post)("t", "u0")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import FencedOutError, TurnInterrupted, announce_ready
-from tests.chat.conftest import Chatting
+from helix_store.contrib.chat import driver, threads
+from helix_store.models import Stream
+from tests.chat.conftest import Chatting, run_input
 from tests.databases import CommittedDatabase
 
 Make = Callable[..., Chatting]
@@ -348,6 +352,60 @@ def test_a_rolled_back_step_is_taken_back(chatting: Make) -> None:
     assert kinds[-1] == "end"
 
 
+def test_a_step_in_a_transaction_does_not_wait_for_the_thread_that_waits_for_it(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.text("Yes.")
+        turn.writer.flush()
+        waiting = threading.Thread(target=wait_for_the_transaction, args=(turn.writer,))
+        with transaction.atomic(using=site.database.alias):
+            waiting.start()
+            assert is_writing.wait(60)
+            out.text(" Really.")
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "Yes. Really."})
+                step.end_turn()
+        has_committed.set()
+        waiting.join()
+
+    def wait_for_the_transaction(writer: Any) -> None:
+        # A write in another connection ends after the transaction.
+        with writer._writing:
+            is_writing.set()
+            waited.append(has_committed.wait(10))
+
+    waited: list[bool] = []
+    is_writing, has_committed = threading.Event(), threading.Event()
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    assert waited == [True]
+    assert _said(site)[-1] == ("assistant", "Yes. Really.")
+    (commit,) = [chunk for chunk in _chunks(site) if chunk["type"] == "commit"]
+    assert commit["snapshot"] is True
+
+
+def test_the_last_words_in_a_transaction_are_not_written_by_another_thread(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with transaction.atomic(using=site.database.alias):
+            out.text("Yes.")
+            turn.writer.flush()
+            out.text(" Really.")
+            writing = threading.Thread(target=turn.writer.flush_in_background, daemon=True)
+            writing.start()
+            writing.join(10)
+            waits.append(writing.is_alive())
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Yes. Really."})
+            step.end_turn()
+
+    waits: list[bool] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    assert waits == [False]
+    assert _said(site)[-1] == ("assistant", "Yes. Really.")
+
+
 async def test_an_answer_can_be_a_coroutine_function(chatting: Make) -> None:
     async def answer(turn: Any, out: Any) -> None:
         while turn.is_active:
@@ -418,3 +476,126 @@ def test_an_agent_that_stores_nothing_is_not_called_for_ever(chatting: Make, has
     site.store.sessions.submit_tool_result(site.session("t").id, "c", result=1)
     site.drive("t")
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("ending", ["failure", "stop"])
+def test_a_message_that_arrives_during_a_turn_without_a_step_is_answered(chatting: Make, ending: str) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        answered.append(turn.messages()[-1]["content"])
+        if len(answered) == 1:
+            turn.session.post({"role": "user", "content": "And?", "id": "u2"}, key="u2")
+            if ending == "failure":
+                raise ValueError("nothing is stored")
+            site.store.sessions.request_interrupt(turn.session.id)
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Yes."})
+            step.end_turn()
+
+    answered: list[str] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    assert site.drive("t") is True
+    assert answered == ["Hello", "And?"]
+
+
+def test_what_is_said_after_the_deletion_of_a_thread_is_not_stored(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.text("One.")
+        turn.writer.flush()
+        turn.session.delete()
+        out.text("Two.")
+        turn.writer.flush()
+
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    streams = Stream.objects.using(site.database.alias).filter(stream_id=site.session("t").id)
+    assert list(streams) == []
+
+
+def test_an_error_of_a_sub_agent_is_not_told(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with suppress(KeyError), out.agent("researcher") as sub:
+            sub.text("I look.")
+            raise KeyError("secret")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "No luck."})
+            step.end_turn()
+
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    (end,) = [chunk for chunk in _chunks(site) if chunk["type"] == "agent_end"]
+    assert end["error"] == "The agent failed."
+
+
+def test_a_thread_that_somebody_has_paused_rests(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        calls.append(1)
+
+    calls: list[int] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.store.sessions.update_status(site.session("t").id, "paused")
+    assert site.drive("t") is True
+    assert calls == []
+    assert async_to_sync(site.json)("GET", "threads/t/")["status"] == "paused"
+
+
+def test_the_client_of_a_long_turn_is_known_in_the_next_one(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        if turn.results:
+            tools.extend(turn.client.tools)
+            with turn.step() as step:
+                step.end_turn()
+            return
+        with turn.step() as step:
+            step.say(*({"role": "assistant", "content": f"{number}"} for number in range(25)))
+            step.wait_for({"c": {"tool_name": "ask", "input": {}}})
+
+    tools: list[Any] = []
+    site = chatting(answer=answer)
+    async_to_sync(site.request)("POST", "agui/", run_input("t", tools=[{"name": "confirm"}]))
+    site.drive("t")
+    site.store.sessions.submit_tool_result(site.session("t").id, "c", result=1)
+    site.drive("t")
+    assert tools == [{"name": "confirm"}]
+
+
+def test_more_messages_wait_than_a_page_of_posts(chatting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_PAGE", 3)
+    site = chatting()
+    session, tomorrow = site.session("t"), datetime.now(UTC) + timedelta(days=1)
+    _begun(site)
+    site.drive("t")
+    for number in range(7):
+        message = {"role": "user", "content": f"{number}", "id": f"later{number}"}
+        session.post(message, key=message["id"], not_before=tomorrow)
+    thread = async_to_sync(site.json)("GET", "threads/t/")
+    assert [each["id"] for each in thread["waiting"]] == [f"later{number}" for number in range(7)]
+    async_to_sync(site.post)("t", "now", "Now")
+    site.drive("t")
+    assert _said(site)[-1] == ("assistant", "You said Now.")
+    response = async_to_sync(site.request)("DELETE", "threads/t/posts/later6/")
+    assert response.status_code == 204
+
+
+def test_a_chat_is_found_although_another_one_was_imported_before(
+    chatting: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, late = chatting(), chatting()
+    monkeypatch.delitem(driver._chats, late.chat._prefix)
+
+    class Urls:
+        """The URLs of a project: importing them makes the chat."""
+
+        @property
+        def url_patterns(self) -> list[Any]:
+            driver._chats[late.chat._prefix] = late.chat
+            return []
+
+    monkeypatch.setattr(driver, "get_resolver", Urls)
+    late.store.sessions.create_session(late.session("t").id, agent_type=late.chat.agent_type)
+    late.session("t").post({"role": "user", "content": "Hello", "id": "u1"}, key="u1")
+    assert late.runs == [late.session("t").id]
+    assert known.runs == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,14 @@ from django.apps import apps
 from django.db import DatabaseError, ProgrammingError, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 from django.db.models import Model
-from django.test import override_settings
+from django.test import AsyncClient, override_settings
 from django.test.utils import CaptureQueriesContext
+from django.urls import path
 
 from helix_store.catalogue import registered_tables, tables
 from helix_store.cleanup import erase
+from helix_store.contrib.chat import Chat
+from helix_store.contrib.chat.threads import newest_chunk
 from helix_store.contrib.langgraph.vectors.models import LangGraphVector
 from helix_store.contrib.row_level_security import EnableRowLevelSecurity
 from helix_store.core.types import StepInfo, UsageKind
@@ -366,3 +370,27 @@ def test_without_the_setting_no_statement_is_added(owner: str) -> None:
     with override_settings(HELIX_STORE={}), CaptureQueriesContext(connections[owner]) as captured:
         store.load_state("session")
     assert len(captured) == 1
+
+
+def test_a_chat_reads_its_threads_and_their_streams(owner: str) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.text("Yes.")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Yes."})
+            step.end_turn()
+
+    chat = Chat(
+        f"agent-{uuid.uuid4().hex}", answer, using=ALIAS, tenant="a", owner="ann", runner=lambda *thread: None
+    )
+
+    async def request(method: str, address: str, body: Any = None) -> Any:
+        return json.loads((await AsyncClient().generic(method, address, json.dumps(body))).content)
+
+    with override_settings(HELIX_STORE=ENABLED, ROOT_URLCONF=(path("", chat.urls),)):
+        async_to_sync(request)("POST", "/threads/t/posts/", {"id": "u1", "content": "Hello"})
+        session_id = chat.session_id("ann", "t")
+        chat.drive(session_id, tenant="a")
+        (thread,) = async_to_sync(request)("GET", "/threads/")["threads"]
+        position, chunk = newest_chunk(chat.store("a"), session_id)
+    assert (thread["id"], chunk["type"]) == ("t", "end")
+    assert position > 0

@@ -78,9 +78,11 @@ def messages_of(entries: Iterable[Entry], calls: Mapping[str, Call]) -> list[dic
 
 
 def _user_message(group: Group) -> dict[str, Any]:
-    content = group.entries[0].content
+    (entry,) = group.entries
+    content = entry.content
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(_parts(content))
-    return {"id": group.id, "role": group.role, "parts": parts}
+    message = {"id": group.id, "role": group.role, "parts": parts}
+    return message if entry.metadata is None else {**message, "metadata": entry.metadata}
 
 
 def _parts(content: Iterable[Any]) -> Iterator[Part]:

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from asgiref.sync import async_to_sync
-from django.conf import settings
 from django.db import close_old_connections, connections
 from django.http import HttpRequest
 from django.urls import get_resolver
@@ -33,8 +32,8 @@ from helix_store import (
     TurnInterrupted,
     conf,
 )
-from helix_store.contrib.chat.out import Out
-from helix_store.contrib.chat.threads import Standing, standing_of
+from helix_store.contrib.chat.out import Out, told_error
+from helix_store.contrib.chat.threads import Standing, look_at, standing_of
 from helix_store.contrib.chat.turns import ChatTurn
 from helix_store.engine.async_twins import async_twin, is_async
 
@@ -46,7 +45,6 @@ Answer: TypeAlias = Callable[[Any, Out], Any]
 Runner: TypeAlias = Callable[[str, str | None, str], object]
 Asked: TypeAlias = Callable[[HttpRequest], Any | Awaitable[Any]]
 
-_HIDDEN_ERROR: Final = "The agent failed."
 _IDLE_SECONDS: Final = 60.0
 _LAST_SECONDS: Final = 10.0
 """How long a process that ends waits for its turns. What is left is continued by the next process."""
@@ -71,7 +69,7 @@ class Driver:
         owner: str | Asked | None = None,
         may_run: Asked | None = None,
         runner: Runner | None = None,
-        title: Callable[[dict[str, Any]], str] | None = None,
+        title: Callable[[dict[str, Any]], str | None] | None = None,
         share_state: bool = True,
     ) -> None:
         self.agent_type: Final = agent_type
@@ -106,11 +104,12 @@ class Driver:
     def title_of(self, message: dict[str, Any]) -> str | None:
         """Return the title of a thread that begins with this message."""
         if self._title is not None:
-            return self._title(message)
+            title = self._title(message)
+            return None if title is None else _storable(title)
         content = message.get("content")
         parts: list[Any] = content if isinstance(content, list) else [{"text": content}]
         text = " ".join(part["text"] for part in parts if isinstance(part.get("text"), str))
-        return text.strip().partition("\n")[0][:80] or None
+        return _storable(text.strip().partition("\n")[0][:80]) or None
 
     # Driving
 
@@ -121,6 +120,13 @@ class Driver:
             return
         drive = partial(self.drive, session_id, using=using, tenant=tenant)
         _pool.submit((self._prefix, session_id, using, tenant), drive)
+
+    def call_driver(self, session_id: str, using: str | None, tenant: str) -> None:
+        """Have a thread driven, if the runner can be reached. If not, the next wake-up has it driven."""
+        try:
+            self.run(session_id, using, tenant)
+        except Exception:
+            _logger.exception("The runner of %r failed. The thread stays due.", self)
 
     def standing(self, session_id: str, *, using: str | None = None, tenant: str = "") -> Standing:
         """Return whether somebody drives a thread, whether it is due, or whether it rests."""
@@ -134,14 +140,18 @@ class Driver:
         """
         store = self._store(using, tenant)
         try:
-            while (standing := standing_of(store, session_id)).is_due:
-                if not self._take_turn(store, session_id):
+            look = look_at(store, session_id)
+            while look.standing.is_due:
+                has_stored = self._take_turn(store, session_id)
+                before, look = look, look_at(store, session_id)
+                # Another turn only makes sense after this one has changed something, or somebody else has.
+                if not (has_stored or look.arrived - before.arrived):
                     return True
         except SessionBusy:
             return False
         except SessionNotFound:
             return True
-        return not standing.is_running
+        return not look.standing.is_running
 
     adrive = async_twin(drive)
 
@@ -149,7 +159,7 @@ class Driver:
         return Store(self.using if using is None else using, tenant=tenant)
 
     def _take_turn(self, store: Store, session_id: str) -> bool:
-        """Take one turn, and return whether it has stored anything, so that another one makes sense."""
+        """Take one turn, and return whether it has stored anything and has not failed."""
         session = store.session(session_id)
         turn = ChatTurn(
             session,
@@ -197,17 +207,17 @@ class Driver:
     def _end(self, turn: ChatTurn, error: BaseException | None, *, is_stopped: bool) -> None:
         outcome: dict[str, Any] = {"status": "failed" if error else "interrupted" if is_stopped else "done"}
         if error is not None:
-            outcome["error"] = self.told_error(error)
+            outcome["error"] = told_error(error)
         try:
             turn.writer.end(**outcome)
         except Exception:
             # Readers look at what is stored every few seconds.
             _logger.warning("The end of a turn was not written to the stream.", exc_info=True)
 
-    @staticmethod
-    def told_error(error: BaseException) -> str:
-        """Return what clients are told about an exception: nothing of it, unless ``DEBUG`` is set."""
-        return f"{type(error).__name__}: {error}" if settings.DEBUG else _HIDDEN_ERROR
+
+def _storable(title: str) -> str:
+    """Return a title without what a message can hold and a title cannot: NUL and lone surrogates."""
+    return title.encode("utf-8", "ignore").decode().replace("\0", "")
 
 
 _chats: Final[dict[str, Driver]] = {}
@@ -222,10 +232,11 @@ def run_thread(*, session_id: str, tenant: str, using: str | None, **kwargs: Any
     """
     if not _THREAD.fullmatch(session_id):
         return
-    if not _chats:
+    prefix = session_id.rpartition("-")[0]
+    if prefix not in _chats:
         # A process without requests, such as a command, has not imported the URLs, and with them the chats.
         len(get_resolver().url_patterns)
-    chat = _chats.get(session_id.rpartition("-")[0])
+    chat = _chats.get(prefix)
     if chat is not None:
         chat.run(session_id, using, tenant)
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from asgiref.sync import async_to_sync
+from django.conf import settings
 from django.db import connections
 
-from helix_store import Store, StreamNotFound, TurnInterrupted, call_digest, new_id
+from helix_store import SessionNotFound, Store, StreamNotFound, TurnInterrupted, call_digest, new_id
 from helix_store.contrib.chat.stored import OWN, as_text, called, parsed
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import async_twin
@@ -24,7 +25,7 @@ from helix_store.engine.async_twins import async_twin
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["BOUNDARIES", "Out", "Writer", "decision_of", "open_stream"]
+__all__ = ["BOUNDARIES", "Out", "Writer", "decision_of", "open_stream", "told_error"]
 
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
 """How often a writer checks its fence and looks for a request to stop, beside what the stream shows."""
@@ -33,7 +34,14 @@ _SHARE: Final = 5
 _LONGEST_INTERVAL: Final = 0.15
 """A write of w seconds is followed by at least 5 w without one, but no more than this many seconds."""
 
+_PATIENCE_SECONDS: Final = 0.5
+
 _logger = logging.getLogger(__name__)
+
+
+def told_error(error: BaseException) -> str:
+    """Return what clients are told about an exception: nothing of it, unless ``DEBUG`` is set."""
+    return f"{type(error).__name__}: {error}" if settings.DEBUG else "The agent failed."
 
 
 def open_stream(store: Store, session_id: str, agent_type: str) -> None:
@@ -95,6 +103,8 @@ class Writer:
         self._buffer: list[dict[str, Any]] = []
         self._lock = threading.RLock()
         self._writing = threading.RLock()
+        self._connection = connections[store.alias]
+        """The connection of the agent's thread, in which it may have a transaction open."""
         self._last: int | None = None
         self._base = 0
         self._flushed_at = 0.0
@@ -195,7 +205,7 @@ class Writer:
     def flush(self) -> None:
         """Write what is in the buffer. Raises `TurnInterrupted`, `FencedOutError` and errors of streams."""
         self.raise_error()
-        with self._writing:
+        with self._only_writer():
             with self._lock:
                 chunks, self._buffer = self._buffer, []
             if not chunks or self._is_over:
@@ -204,9 +214,25 @@ class Writer:
 
     aflush = async_twin(flush)
 
+    @contextmanager
+    def _only_writer(self) -> Iterator[None]:
+        """Keep the other thread from writing. In a transaction, do not wait for it for long.
+
+        It may be waiting for that transaction: on SQLite for any, on PostgreSQL for one with a chunk in it.
+        """
+        is_only = self._writing.acquire(timeout=_PATIENCE_SECONDS if self._connection.in_atomic_block else -1)
+        if not is_only:
+            # Its words come too late, so readers load the step.
+            self._must_show = True
+        try:
+            yield
+        finally:
+            if is_only:
+                self._writing.release()
+
     def _flush_if_due(self) -> None:
         """Write what is in the buffer, unless another thread has just written."""
-        with self._writing:
+        with self._only_writer():
             if self.is_due:
                 self.flush()
                 return
@@ -216,6 +242,11 @@ class Writer:
 
     def flush_in_background(self) -> None:
         """Write what is in the buffer, in the thread of all writers that have fallen silent."""
+        if self._connection.in_atomic_block:
+            # The write might wait for the agent's transaction, and the agent for the write.
+            if self._buffer:
+                _flusher.add(self, time.monotonic() + _LONGEST_INTERVAL)
+            return
         try:
             self._flush_if_due()
         except Exception as exc:  # noqa: BLE001  the next call of the agent raises it
@@ -252,6 +283,9 @@ class Writer:
         try:
             return write(self._session_id, chunks, fencing_token=token)
         except StreamNotFound:
+            if not self._store.sessions.session_exists(self._session_id):
+                # It was deleted with its stream: what is said from now on is stored nowhere.
+                raise SessionNotFound(self._session_id) from None
             open_stream(self._store, self._session_id, self._agent_type)
             return write(self._session_id, chunks, fencing_token=token)
 
@@ -711,7 +745,7 @@ class Out:
             self._writer.end_agent(about)
             chunk: dict[str, Any] = {"type": "agent_end", "a": about["id"]}
             if error is not None:
-                chunk["error"] = type(error).__name__
+                chunk["error"] = told_error(error)
             self._writer.add(chunk)
 
 

@@ -773,7 +773,7 @@ class _Reader:
         self._calls_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_SECONDS_BETWEEN_CALLS)
         await in_reading_thread(
-            lambda: self._chat.run(self._session_id, self._store.alias, self._store.tenant)
+            lambda: self._chat.call_driver(self._session_id, self._store.alias, self._store.tenant)
         )
 
     async def _load(self) -> Thread:

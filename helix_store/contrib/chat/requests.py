@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -10,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.request import RawPostDataException
 
 from helix_store import (
     HelixStoreError,
@@ -113,13 +115,28 @@ def body_of(request: HttpRequest) -> dict[str, Any]:
     except RequestDataTooBig as exc:
         message = "The request is larger than DATA_UPLOAD_MAX_MEMORY_SIZE allows."
         raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_large", message) from exc
+    except RawPostDataException as exc:
+        # Middleware, such as Django's for CSRF, has read the body as a form with files.
+        raise _is_no_json() from exc
     try:
-        body = json.loads(text)
+        body = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as exc:
-        raise Refusal(HTTPStatus.BAD_REQUEST, "invalid_input", "The body is not JSON.") from exc
+        raise _is_no_json() from exc
     if not isinstance(body, dict):
         refuse("", "expected an object")
     return body
+
+
+def _is_no_json() -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, "invalid_input", "The body is not JSON.")
+
+
+def _finite(text: str) -> float:
+    """Return a number of a body. Python would also read NaN and infinity, which cannot be stored."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("expected a finite number")
+    return number
 
 
 def checked_id(value: Any, path: str) -> str:
@@ -130,6 +147,8 @@ def checked_id(value: Any, path: str) -> str:
         refuse(path, f"expected 1 to {_LONGEST_ID} characters")
     if "/" in value or not value.isprintable():
         refuse(path, "an id must not contain a slash or a control character")
+    if value in (".", ".."):
+        refuse(path, "clients resolve this id as a part of a path")
     return value
 
 
@@ -161,6 +180,7 @@ class NewMessage:
 
     id: str
     content: Any
+    metadata: Any = None
     path: str = ""
 
 
@@ -246,7 +266,9 @@ def _resumed(resume: Any) -> list[Answered]:
         call_id = checked_id(entry.get("interruptId"), f"{path}/interruptId")
         payload, metadata = entry.get("payload"), entry.get("metadata")
         payload = payload if isinstance(payload, dict) else {"approved": payload}
-        digest = payload.get("digest") or (metadata or {}).get("digest")
+        digest = payload.get("digest") or (metadata.get("digest") if isinstance(metadata, dict) else None)
+        if digest is not None and not isinstance(digest, str):
+            refuse(f"{path}/payload/digest", "expected text")
         reason = payload.get("reason")
         reason = reason if isinstance(reason, str) else None
         if entry.get("status") == "cancelled":
@@ -367,7 +389,12 @@ def _user_message(message: Mapping[str, Any], path: str) -> NewMessage:
         content = aisdk.posted(message.get("parts"))
     except ValueError as exc:
         refuse(f"{path}/parts", str(exc))
-    return NewMessage(id=checked_id(message.get("id"), f"{path}/id"), content=content, path=path)
+    return NewMessage(
+        id=checked_id(message.get("id"), f"{path}/id"),
+        content=content,
+        metadata=message.get("metadata"),
+        path=path,
+    )
 
 
 def _answers(parts: Sequence[Any], path: str) -> Any:

@@ -3,7 +3,8 @@
 A stored message has the chat-completions shape. Beside it, a message has an ``id``, ``reasoning`` if the
 agent streamed any, and ``chat``: the number of the step that said it (``step``), the order of its parts if it
 is not the usual one (``parts``), the decision of an approval that a tool's result belongs to (``approval``),
-the tokens (``usage``), and for a user's message what the client sent with it (``client``).
+the tokens (``usage``), and for a user's message what the client sent with it (``client``) and the metadata of
+the UI message (``metadata``).
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Entry:
     approval: Mapping[str, Any] | None = None
     usage: Sequence[Mapping[str, Any]] = ()
     answer: str | None = None
+    metadata: Any = None
 
     @property
     def calls(self) -> list[Piece]:
@@ -131,7 +133,13 @@ def entry(message: Mapping[str, Any], number: int) -> Entry:
     if role in ("tool", "function"):
         return _tool(message, message_id, own)
     if role != "assistant":
-        return Entry(id=message_id, role=role, content=_content(message), answer=own.get("answer"))
+        return Entry(
+            id=message_id,
+            role=role,
+            content=_content(message),
+            answer=own.get("answer"),
+            metadata=own.get("metadata"),
+        )
     pieces = _pieces(message, message_id, own)
     return Entry(
         id=message_id,

@@ -10,11 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+from django.db import transaction
 
 from helix_store import (
     UNSET,
+    IdempotencyConflict,
+    InvalidPayload,
     Message,
     Post,
     Run,
@@ -30,17 +35,21 @@ from helix_store.contrib.chat.aisdk import groups_of
 from helix_store.contrib.chat.requests import Answered, NewMessage, Refusal, refuse
 from helix_store.contrib.chat.stored import OWN, entries
 from helix_store.core.payloads import decode
+from helix_store.core.types import CheckpointHead
+from helix_store.engine.database import Database
 from helix_store.models import StreamChunk
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 from helix_store.stores.conditions import conditions_of_ids
 
 __all__ = [
     "THREAD",
+    "Look",
     "Standing",
     "Thread",
     "give_answers",
     "is_known",
     "load_thread",
+    "look_at",
     "newest_chunk",
     "open_calls",
     "post_message",
@@ -54,7 +63,7 @@ THREAD: Final = "thread"
 """The key of a session's metadata with the id of the thread."""
 _PATIENCE_MS: Final = 5_000
 _SECONDS_BETWEEN_TRIES: Final = 0.05
-_CHECKPOINTS: Final = 200
+_PAGE: Final = 200
 _LOOK_BACK: Final = 4
 _ENDED: Final = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 
@@ -95,14 +104,45 @@ def open_calls(state: SessionState) -> dict[str, dict[str, Any]]:
     }
 
 
-def standing_of(store: Store, session_id: str) -> Standing:
-    """Return whether a thread is due. Raises `SessionNotFound`."""
+class Look(NamedTuple):
+    """Whether a thread is due, and the ids of the due posts and of the answers that wait to be taken."""
+
+    standing: Standing
+    arrived: frozenset[tuple[str, str]]
+
+
+def look_at(store: Store, session_id: str) -> Look:
+    """Return whether a thread is due, and what has arrived in it. Raises `SessionNotFound`."""
     state = store.sessions.load_state(session_id)
     if state is None:
         raise SessionNotFound(session_id)
-    posts = store.sessions.list_posts(session_id).items
+    posts = _waiting_posts(store, session_id)
     runs = store.sessions.list_runs(session_id, limit=1)
-    return _standing(store, state, posts, runs[0] if runs else None)
+    now = datetime.now(UTC)
+    answered = state.pending_client_tool_calls.keys() - open_calls(state).keys()
+    return Look(
+        _standing(store, state, posts, runs[0] if runs else None),
+        frozenset(
+            [("post", post.post_id) for post in posts if _is_due(post, now)]
+            + [("answer", call_id) for call_id in answered]
+        ),
+    )
+
+
+def standing_of(store: Store, session_id: str) -> Standing:
+    """Return whether a thread is due. Raises `SessionNotFound`."""
+    return look_at(store, session_id).standing
+
+
+def _waiting_posts(store: Store, session_id: str) -> list[Post]:
+    posts: list[Post] = []
+    cursor = None
+    while True:
+        page = store.sessions.list_posts(session_id, limit=_PAGE, cursor=cursor)
+        posts += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return posts
 
 
 def load_thread(
@@ -115,7 +155,7 @@ def load_thread(
     state = store.sessions.load_state(session_id)
     if state is None:
         raise SessionNotFound(session_id)
-    posts = store.sessions.list_posts(session_id).items if has_posts else []
+    posts = _waiting_posts(store, session_id) if has_posts else []
     run = None
     if standing is None:
         runs = store.sessions.list_runs(session_id, limit=1)
@@ -133,7 +173,8 @@ def _standing(store: Store, state: SessionState, posts: Sequence[Post], run: Run
     its lock, or if what stopped its last run does not any more: a budget that was raised or has a new period,
     or an effect that was settled. As long as these would stop the next run too, the thread rests.
     """
-    if state.status in _ENDED:
+    if state.status in _ENDED or (state.status == SessionStatus.PAUSED and state.suspension_kind is None):
+        # A thread that somebody has paused waits for nothing that a client can give.
         return Standing.RESTING
     if store.locks.is_locked(state.session_id):
         return Standing.RUNNING
@@ -168,7 +209,8 @@ def newest_chunk(store: Store, session_id: str) -> tuple[int, dict[str, Any]]:
     found = StreamChunk.objects.using(store.alias).filter(
         stream__tenant=store.tenant, stream__stream_id=session_id
     )
-    newest = list(found.order_by("-sequence").values_list("sequence", "payload")[:_LOOK_BACK])
+    rows = found.order_by("-sequence").values_list("sequence", "payload")[:_LOOK_BACK]
+    newest: list[tuple[int, str]] = Database(store.alias, store.tenant).query(partial(list, rows))
     chunks = [decode(payload) for _, payload in newest]
     # The notes of others, such as a request to stop, have no token.
     return (newest[0][0] if newest else 0), next((chunk for chunk in chunks if "r" in chunk), {})
@@ -201,11 +243,22 @@ def post_message(
 
     The first message begins the thread: then this also returns the state of the new session.
     """
-    own = {OWN: {"client": dict(client)}} if client else {}
-    stored: Message = {"role": "user", "content": message.content, "id": message.id, **own}
+    own: dict[str, Any] = {"client": dict(client)} if client else {}
+    if message.metadata is not None:
+        own["metadata"] = message.metadata
+    stored: Message = {"role": "user", "content": message.content, "id": message.id}
+    if own:
+        stored[OWN] = own
     session = store.session(session_id)
     try:
         return session.post(stored, key=message.id, author=actor), None
+    except IdempotencyConflict:
+        # A repeat says the same, but the client may have another state or context by now.
+        first = _said(store, session_id, message)
+        if first is None:
+            raise
+        key = first.get(OWN, {}).get("answer", message.id)
+        return session.post(first, key=key, author=actor), None
     except SessionNotFound:
         state = None
         with suppress(SessionExists):
@@ -219,6 +272,15 @@ def post_message(
                 stream_id=session_id,
             )
         return session.post(stored, key=message.id, author=actor), state
+
+
+def _said(store: Store, session_id: str, message: NewMessage) -> Message | None:
+    """Return the message with the same id and the same content that a thread has, received or waiting."""
+    posts = [post.message for post in _waiting_posts(store, session_id) if post.message is not None]
+    for each in (*posts, *store.session(session_id).messages()):
+        if each.get("id") == message.id and each.get("content") == message.content:
+            return each
+    return None
 
 
 def give_answers(store: Store, state: SessionState, answers: Sequence[Answered], *, actor: Any) -> bool:
@@ -256,7 +318,10 @@ def _give(store: Store, session_id: str, answer: Answered, approval_id: str | No
         given["error"] = answer.error
     else:
         given["result"] = answer.result
-    outcome = store.sessions.submit_tool_result(session_id, answer.call_id, **given).outcome
+    try:
+        outcome = store.sessions.submit_tool_result(session_id, answer.call_id, **given).outcome
+    except InvalidPayload as exc:
+        refuse(f"{answer.path}{exc.path}", exc.reason)
     if outcome == "changed":
         message = "The call has changed since it was shown; load the thread and decide again."
         raise Refusal(HTTPStatus.CONFLICT, "changed", message, path=answer.path)
@@ -269,12 +334,10 @@ def _give(store: Store, session_id: str, answer: Answered, approval_id: str | No
 
 def withdraw(store: Store, session_id: str, message_id: str) -> bool:
     """Withdraw the waiting message with this id, and return whether it was waiting."""
-    for post in store.session(session_id).posts().items:
+    for post in _waiting_posts(store, session_id):
         own_id = (post.message or {}).get("id")
         if message_id in (own_id, post.post_id):
             return store.sessions.withdraw_post(session_id, post.post_id)
-    if not store.sessions.session_exists(session_id):
-        raise SessionNotFound(session_id)
     return False
 
 
@@ -286,15 +349,23 @@ def stop_thread(store: Store, session_id: str) -> bool:
     until = time.monotonic() + _PATIENCE_MS / 1000
     while True:
         standing = standing_of(store, session_id)
-        run = store.sessions.get_current_run(session_id) if standing is Standing.RUNNING else None
-        if run is not None:
-            store.sessions.request_interrupt(session_id, run_id=run.run_id, reason="stopped")
-            # The writer of the stream sees that somebody else has written, and looks for the request.
-            store.streams.write_sync(session_id, [{"type": "stop"}])
+        if standing is Standing.RUNNING and _interrupt(store, session_id, "stopped"):
             return True
         if standing is Standing.RESTING or time.monotonic() > until:
             return False
         time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _interrupt(store: Store, session_id: str, reason: str) -> bool:
+    run = store.sessions.get_current_run(session_id)
+    if run is None:
+        return False
+    store.sessions.request_interrupt(session_id, run_id=run.run_id, reason=reason)
+    # The writer of the stream sees that somebody else has written, and looks for the request. A writer that
+    # has not begun yet looks for it with its first chunk.
+    with suppress(StreamNotFound):
+        store.streams.write_sync(session_id, [{"type": "stop"}])
+    return True
 
 
 # --- Edits -------------------------------------------------------------------------------------------
@@ -305,48 +376,77 @@ def rewind_and_post(
     session_id: str,
     *,
     before: str | None,
-    content: Any = None,
+    edited: NewMessage | None = None,
     actor: Any,
     client: Mapping[str, Any],
 ) -> str:
     """Rewind a thread to before a user's message, post it anew, and return its id. Safe to repeat.
 
-    Without ``content``, the message stays as it was: the answer to it is made anew. ``before`` is then the id
-    of the answer, or ``None`` for the last one. With ``content``, it is the id of the message.
+    Without ``edited``, the message stays as it was: the answer to it is made anew. ``before`` is then the id
+    of the answer, or ``None`` for the last one. With ``edited``, it is the id of the message. A message that
+    waits is withdrawn. A run is interrupted, because what it says would be taken back.
     """
-    messages = store.session(session_id).messages()
-    index = _index_of(store, session_id, messages, before, is_edit=content is not None)
+    content = None if edited is None else edited.content
+    post = None if edited is None else _waiting_post(store, session_id, before)
+    if post is not None and post.message is not None:
+        if post.message.get("content") == content:
+            return str(before)
+        new = _made_anew(post.message, edited, client, seed=[before, post.sequence])
+        with transaction.atomic(using=store.alias):
+            if store.sessions.withdraw_post(session_id, post.post_id):
+                store.session(session_id).post(new, key=new[OWN]["answer"], author=actor)
+                return str(before)
+
+    def found() -> tuple[Sequence[Message], int | None]:
+        messages = store.session(session_id).messages()
+        return messages, _index_of(store, session_id, messages, before, content)
+
+    messages, index = found()
     if index is None:
-        return _newest_message(store, session_id, messages)
-    message = messages[index]
-    if content is not None and message.get("content") == content:
-        return str(message["id"])
+        return str(before) if edited is not None else _newest_message(store, session_id, messages)
+    if standing_of(store, session_id) is Standing.RUNNING:
+        _interrupt(store, session_id, "rewound")
+    with store.locks.wait_acquire(session_id, timeout_ms=_PATIENCE_MS) as lock:
+        # Another request may have rewound the thread before this one had the lock.
+        messages, index = found()
+        if index is None:
+            return str(before) if edited is not None else _newest_message(store, session_id, messages)
+        new = _made_anew(messages[index], edited, client, seed=[before, index])
+        with transaction.atomic(using=store.alias):
+            _rewind(store, session_id, messages, index, token=lock.fencing_token)
+            with suppress(StreamNotFound):
+                # A client that comes back after an older chunk gets all that is stored.
+                store.streams.write_sync(session_id, [{"type": "rewound"}])
+            store.session(session_id).post(new, key=new[OWN]["answer"], author=actor)
+    return str(new["id"])
+
+
+def _made_anew(
+    message: Message, edited: NewMessage | None, client: Mapping[str, Any], *, seed: Sequence[Any]
+) -> dict[str, Any]:
+    """Return a user's message with another id of its answer, and with what an edit has changed."""
     own = dict(message.get(OWN, {}))
+    content = None if edited is None else edited.content
+    text = json.dumps([message["id"], own.get("answer"), content, *seed], sort_keys=True)
+    own["answer"] = f"answer-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
     new = {**message, OWN: own}
-    seed = json.dumps([message["id"], own.get("answer"), content, before, index], sort_keys=True)
-    own["answer"] = f"answer-{hashlib.sha256(seed.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
-    if content is not None:
-        new["content"] = content
+    if edited is not None:
+        new["content"] = edited.content
+        own["metadata"] = edited.metadata
     if client:
         own["client"] = dict(client)
-    with store.locks.wait_acquire(session_id, timeout_ms=_PATIENCE_MS) as lock:
-        _rewind(store, session_id, messages, index, token=lock.fencing_token)
-        with suppress(StreamNotFound):
-            # A client that comes back after an older chunk gets all that is stored.
-            store.streams.write_sync(session_id, [{"type": "rewound"}])
-        store.session(session_id).post(new, key=own["answer"], author=actor)
-    return str(message["id"])
+    return new
 
 
 def _index_of(
-    store: Store, session_id: str, messages: Sequence[Message], before: str | None, *, is_edit: bool
+    store: Store, session_id: str, messages: Sequence[Message], before: str | None, content: Any
 ) -> int | None:
     """Return the index of the user's message to post anew, or ``None`` if that has happened already."""
     users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
-    if is_edit or any(messages[index].get("id") == before for index in users):
+    if content is not None or any(messages[index].get("id") == before for index in users):
         found = [index for index in users if messages[index].get("id") == before]
         if not found:
-            if _is_waiting(store, session_id, before):
+            if _waiting_post(store, session_id, before) is not None:
                 return None
             raise Refusal(
                 HTTPStatus.NOT_FOUND,
@@ -354,7 +454,7 @@ def _index_of(
                 "The thread has no such message.",
                 path="/messageId",
             )
-        return found[-1]
+        return None if messages[found[-1]].get("content") == content else found[-1]
     if before is None:
         is_at_work = standing_of(store, session_id) is not Standing.RESTING
         return None if is_at_work or not users else users[-1]
@@ -369,18 +469,18 @@ def is_known(store: Store, session_id: str, message_id: str) -> bool:
     if not store.sessions.session_exists(session_id):
         return False
     messages = store.session(session_id).messages()
-    return any(message.get("id") == message_id for message in messages) or _is_waiting(
-        store, session_id, message_id
-    )
+    if any(message.get("id") == message_id for message in messages):
+        return True
+    return _waiting_post(store, session_id, message_id) is not None
 
 
-def _is_waiting(store: Store, session_id: str, message_id: str | None) -> bool:
-    posts = store.session(session_id).posts().items
-    return any((post.message or {}).get("id") == message_id for post in posts)
+def _waiting_post(store: Store, session_id: str, message_id: str | None) -> Post | None:
+    posts = _waiting_posts(store, session_id)
+    return next((post for post in posts if (post.message or {}).get("id") == message_id), None)
 
 
 def _newest_message(store: Store, session_id: str, messages: Sequence[Message]) -> str:
-    posts = [post.message for post in store.session(session_id).posts().items if post.message is not None]
+    posts = [post.message for post in _waiting_posts(store, session_id) if post.message is not None]
     users = [message for message in (*messages, *posts) if message.get("role") == "user" and "id" in message]
     if not users:
         refuse("/messageId", "the thread has no message of a user")
@@ -388,8 +488,7 @@ def _newest_message(store: Store, session_id: str, messages: Sequence[Message]) 
 
 
 def _rewind(store: Store, session_id: str, messages: Sequence[Message], keep: int, *, token: int) -> None:
-    checkpoints = store.sessions.list_checkpoints(session_id, limit=_CHECKPOINTS).items
-    found = next((each for each in checkpoints if each.message_count <= keep), None)
+    found = _checkpoint_before(store, session_id, keep)
     if found is not None:
         store.sessions.restore_checkpoint(session_id, found.checkpoint_id, fencing_token=token)
         between = list(messages[found.message_count : keep])
@@ -398,6 +497,17 @@ def _rewind(store: Store, session_id: str, messages: Sequence[Message], keep: in
         return
     store.sessions.truncate_messages(session_id, keep)
     store.session(session_id, fencing_token=token).update(_forget_answers)
+
+
+def _checkpoint_before(store: Store, session_id: str, keep: int) -> CheckpointHead | None:
+    """Return the newest checkpoint of a step before which there were no more messages than these."""
+    cursor = None
+    while True:
+        page = store.sessions.list_checkpoints(session_id, limit=_PAGE, cursor=cursor)
+        found = next((each for each in page.items if each.message_count <= keep), None)
+        cursor = page.next_cursor
+        if found is not None or cursor is None:
+            return found
 
 
 def _forget_answers(state: SessionState) -> None:

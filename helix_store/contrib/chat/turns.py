@@ -100,10 +100,17 @@ class ChatTurn(Turn):
         return self._client
 
     def _clients(self) -> Iterator[Client]:
-        for message in reversed(self.session.messages(last=_LOOK_BACK)):
-            if message.get("role") == "user":
-                own = message.get(OWN)
-                yield Client(**(own.get("client", {}) if isinstance(own, dict) else {}))
+        last = _LOOK_BACK
+        while True:
+            messages = self.session.messages(last=last)
+            for message in reversed(messages):
+                if message.get("role") == "user":
+                    own = message.get(OWN)
+                    yield Client(**(own.get("client", {}) if isinstance(own, dict) else {}))
+                    return
+            if len(messages) < last:
+                return
+            last *= 10
 
     def messages(self, last: int | None = None) -> list[Message]:
         """Return all messages of the session, or the ``last`` ones, oldest first, as a model expects them."""

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, partial
 from http import HTTPStatus
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
 
-from asgiref.sync import SyncToAsync, iscoroutinefunction, sync_to_async
+from asgiref.sync import SyncToAsync, sync_to_async
 from django.core.handlers.asgi import ASGIRequest
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.urls import URLPattern, path
 
-from helix_store import HelixStoreError, InvalidCursor, SessionNotFound, SessionState, Store, conf, new_id
+from helix_store import HelixStoreError, SessionNotFound, SessionState, Store, conf, new_id
 from helix_store.contrib.chat import agui, aisdk
 from helix_store.contrib.chat.driver import Driver
 from helix_store.contrib.chat.reading import (
@@ -63,7 +63,11 @@ from helix_store.contrib.chat.threads import (
     stop_thread,
     withdraw,
 )
+from helix_store.engine.async_twins import is_async
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import read_cursor, write_cursor
 from helix_store.models import Session
+from helix_store.streams.views import outside_of_transactions
 
 if TYPE_CHECKING:
     from helix_store.contrib.chat.driver import Driver
@@ -120,7 +124,10 @@ class Views:
             except (Refusal, HelixStoreError) as exc:
                 return error_response(exc)
 
-        return transaction.non_atomic_requests(view)
+        if self._chat._owner is None:
+            # These views know who has signed in: they answer 401, and Django's middleware does not redirect.
+            view.login_required = False  # type: ignore[attr-defined]
+        return outside_of_transactions(view)
 
     # Who asks
 
@@ -131,13 +138,15 @@ class Views:
             owner = None if user is None else str(user.pk)
         elif callable(owner):
             owner = await _asked(owner, request)
-        if owner is None or owner == "":
+        if owner is None or owner is False or owner == "":
             raise Refusal(HTTPStatus.UNAUTHORIZED, "unauthorized", "Sign in to use this chat.")
         tenant = self._chat._tenant
         if callable(tenant):
             tenant = await _asked(tenant, request)
         if not isinstance(tenant, str):
             raise Refusal(HTTPStatus.FORBIDDEN, "forbidden", "You may not use this chat.")
+        if not isinstance(owner, str | int | UUID):
+            raise TypeError(f"The owner of a chat is text, a number or a UUID, not {type(owner).__name__}.")
         if runs:
             await self._require_permission(request)
         owner = str(owner)
@@ -209,18 +218,23 @@ class Views:
     def _made_anew(self, who: _Who, session_id: str, given: AiInput, *, is_edit: bool) -> tuple[str, Joined]:
         """Rewind the thread and post a user's message anew. Return the id of the message, and the thread."""
         message = given.message
-        if message is not None and not is_edit and not is_known(who.store, session_id, message.id):
-            # A client makes an answer anew if the request with its message was lost.
+        is_own = message is not None and (not is_edit or message.id == given.before)
+        if message is not None and is_own and not is_known(who.store, session_id, message.id):
+            # A client edits a message, or makes its answer anew, also if the request with it was lost.
             return message.id, self._written(who, session_id, given.thread_id, message, [], given.client)
         user_message_id = rewind_and_post(
             who.store,
             session_id,
             before=given.before,
-            content=message.content if is_edit and message is not None else None,
+            edited=message if is_edit else None,
             actor=who.actor,
             client=given.client,
         )
-        return user_message_id, join(who.store, session_id)
+        joined = join(who.store, session_id)
+        if joined.thread.standing is Standing.DUE:
+            # The driver that was called for the message may have found the thread locked.
+            self._chat.call_driver(session_id, who.store.alias, who.store.tenant)
+        return user_message_id, joined
 
     async def ai_stream(self, request: HttpRequest, thread: str) -> HttpResponseBase:
         _require_asgi(request)
@@ -307,6 +321,8 @@ class Views:
         who = await self._who(request)
         limit = _limit(request.GET.get("limit"))
         search, cursor = request.GET.get("q", ""), request.GET.get("cursor") or None
+        if "\0" in search:
+            refuse("/q", "text cannot hold NUL")
         return _json(await _in_thread(lambda: self._listed(who, search, cursor, limit)))
 
     def _listed(self, who: _Who, search: str, cursor: str | None, limit: int) -> dict[str, Any]:
@@ -315,13 +331,19 @@ class Views:
         )
         if search:
             found = found.filter(title__icontains=search)
+        query = ["threads", who.store.tenant, self._chat.agent_type, who.owner, search]
         if cursor is not None:
-            moment, key = _decoded(cursor)
-            found = found.filter(Q(updated_at__lt=moment) | Q(updated_at=moment, pk__lt=key))
+            moment, key = read_cursor(cursor, query=query)
+            at = datetime.fromisoformat(moment)
+            found = found.filter(Q(updated_at__lt=at) | Q(updated_at=at, pk__lt=key))
         columns = ("pk", "title", "status", "metadata", "created_at", "updated_at", "message_count")
-        rows = list(found.order_by("-updated_at", "-pk").values(*columns)[: limit + 1])
+        page = found.order_by("-updated_at", "-pk").values(*columns)[: limit + 1]
+        rows: list[dict[str, Any]] = Database(who.store.alias, who.store.tenant).query(partial(list, page))
         threads = [_head(row) for row in rows[:limit]]
-        more = _encoded(rows[limit - 1]) if len(rows) > limit else None
+        more = None
+        if len(rows) > limit:
+            last = rows[limit - 1]
+            more = write_cursor([last["updated_at"].isoformat(), last["pk"]], query=query)
         return {"threads": [head for head in threads if head is not None], "cursor": more}
 
     async def thread(self, request: HttpRequest, thread: str) -> HttpResponse:
@@ -355,7 +377,7 @@ class Views:
                 session.update(lambda state: _set_title(state, title))
             # A message that has arrived in between has found the thread locked.
             if standing_of(who.store, session_id) is Standing.DUE:
-                self._chat.run(session_id, who.store.alias, who.store.tenant)
+                self._chat.call_driver(session_id, who.store.alias, who.store.tenant)
 
         await _in_thread(write)
         return _json({"id": thread, "title": title})
@@ -434,16 +456,23 @@ def _require_asgi(request: HttpRequest) -> None:
 
 
 async def _user_of(request: HttpRequest) -> Any:
-    """Return the signed-in user, or ``None``."""
-    auser = getattr(request, "auser", None)
-    user = await auser() if auser is not None else getattr(request, "user", None)
-    return user if user is not None and user.is_authenticated else None
+    """Return the signed-in user, or ``None``.
+
+    Middleware that knows the user from a token, or puts another one in the place of the signed-in user, sets
+    ``request.user``. Django's ``request.auser`` would ask the session.
+    """
+    if not hasattr(request, "user"):
+        auser = getattr(request, "auser", None)
+        user = None if auser is None else await auser()
+        return user if user is not None and user.is_authenticated else None
+    return await _in_thread(lambda: request.user if request.user.is_authenticated else None)
 
 
 async def _asked(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Any:
-    if iscoroutinefunction(function):
+    if is_async(function):
         return await function(request)
-    return await sync_to_async(function, thread_sensitive=True)(request)
+    answer = await sync_to_async(function, thread_sensitive=True)(request)
+    return await answer if isawaitable(answer) else answer
 
 
 async def _in_thread(call: Callable[[], R]) -> R:
@@ -461,7 +490,7 @@ def _position(text: str | None, path: str) -> int | None:
 def _limit(text: str | None) -> int:
     if not text:
         return 30
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _LARGEST_PAGE):
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and 1 <= int(text) <= _LARGEST_PAGE):
         refuse("/limit", f"expected a whole number from 1 to {_LARGEST_PAGE}")
     return int(text)
 
@@ -558,19 +587,6 @@ def _metadata(value: Any) -> Mapping[str, Any]:
 
 def _set_title(state: SessionState, title: str) -> None:
     state.title = title
-
-
-def _encoded(row: Mapping[str, Any]) -> str:
-    text = json.dumps([row["updated_at"].astimezone(UTC).isoformat(), row["pk"]])
-    return base64.urlsafe_b64encode(text.encode()).decode()
-
-
-def _decoded(cursor: str) -> tuple[datetime, int]:
-    try:
-        moment, key = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-        return datetime.fromisoformat(moment), int(key)
-    except (ValueError, TypeError, binascii.Error) as exc:
-        raise InvalidCursor from exc
 
 
 async def _without_request_thread(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
