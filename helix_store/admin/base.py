@@ -308,6 +308,9 @@ class OrderedChangeList(ChangeList):
         # What changes while the rows are read must change the mark, and a refused lookup reads no table.
         self.live = self.model_admin.live_list(request)
         super().get_results(request)
+        if not (self.query or self.has_active_filters):
+            # Django would offer to show all of what it shows.
+            self.full_result_count = self.result_count
         rows = list(self._rows_of_page(request))
         self.result_list = rows
         counted = len(rows)

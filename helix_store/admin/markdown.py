@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 
 try:
     from markdown_it import MarkdownIt
@@ -44,16 +46,22 @@ def as_html(text: str) -> SafeString:
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{min(6, int(token.tag[1:]) + _HEADINGS)}"
     html = _READER.renderer.render(tokens, _READER.options, {})
-    # Cleaned as the last step, so the parser need not be trusted.
-    return SafeString(
-        clean(
-            html,
-            tags=set(_TAGS),
-            attributes={tag: set(names) for tag, names in _ATTRIBUTES.items()},
-            url_schemes=set(_SCHEMES),
-            link_rel="noopener noreferrer nofollow",
-        )
+    # The parser need not be trusted: what follows adds nothing of the text.
+    cleaned = clean(
+        html,
+        tags=set(_TAGS),
+        attributes={tag: set(names) for tag, names in _ATTRIBUTES.items()},
+        url_schemes=set(_SCHEMES),
+        link_rel="noopener noreferrer nofollow",
     )
+    return SafeString(_with_scrolling_tables(cleaned))
+
+
+def _with_scrolling_tables(html: str) -> str:
+    """Let wide tables scroll, so that their words need not be broken. Text cannot hold a tag any more."""
+    label = gettext("Table")
+    opened = format_html('<div class="helix-scroll" role="group" tabindex="0" aria-label="{}"><table>', label)
+    return html.replace("<table>", opened).replace("</table>", "</table></div>")
 
 
 def divided(text: str, limit: int) -> tuple[str, str]:

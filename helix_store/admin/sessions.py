@@ -805,13 +805,12 @@ class SessionAdmin(SessionPage, SessionTable):
 
     @admin.display(description=_("messages, steps"))
     def length(self, session: Any) -> SafeString:
-        steps = ngettext("%(count)s step", "%(count)s steps", session.step_count)
-        messages = number(session.outline.count, is_partial=session.outline.is_partial)
-        return format_html(
-            "{}{}",
-            stacked(messages, steps % {"count": grouped(session.step_count)}),
-            self._family(session),
-        )
+        count, steps = session.outline.count, session.step_count
+        messages = ngettext("%(count)s message", "%(count)s messages", count) % {
+            "count": f"> {grouped(count)}" if session.outline.is_partial else grouped(count)
+        }
+        under = ngettext("%(count)s step", "%(count)s steps", steps) % {"count": grouped(steps)}
+        return format_html("{}{}", stacked(messages, under), self._family(session))
 
     def _family(self, session: Any) -> SafeString | str:
         """Return a link to the list of the session's sub-sessions, which the list of all sessions folds."""

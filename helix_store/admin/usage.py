@@ -442,10 +442,14 @@ class BudgetAdmin(OperatedAdmin):
         css = {"all": ["helix_store/admin.css", "helix_store/session.css"]}
 
     def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
-        """Set the reports of the budgets, which take one statement."""
+        """Set the reports of the budgets and the names of their users, which take a statement each."""
         reports = reports_of_budgets(rows, using=self.alias)
+        of_users = [budget for budget in rows if budget.scope == BudgetScope.USER]
+        spenders = [reports[budget.pk].status.value for budget in of_users if budget.pk in reports]
+        names = names_of_users([*(budget.value for budget in of_users), *spenders])
         for budget in rows:
             budget.report = reports.get(budget.pk)
+            budget.names = names if budget.scope == BudgetScope.USER else {}
 
     @admin.display(description=_("budget"))
     def title(self, budget: Budget) -> SafeString:
@@ -454,7 +458,8 @@ class BudgetAdmin(OperatedAdmin):
     @admin.display(description=_("caps"))
     def caps(self, budget: Any) -> SafeString:
         count = None if budget.report is None else budget.report.value_count
-        return stacked(capped(budget.scope, budget.value), "" if count is None else _counted(count))
+        caps = capped(budget.scope, budget.value, budget.names)
+        return stacked(caps, "" if count is None else _counted(count))
 
     @admin.display(description=_("period"))
     def renewed(self, budget: Any) -> SafeString:
@@ -465,7 +470,8 @@ class BudgetAdmin(OperatedAdmin):
         report: BudgetReport | None = budget.report
         if report is None:
             return note(gettext("The held amounts cannot be read."))
-        highest = _highest(report) if report.is_for_each and report.status.value is not None else ""
+        is_shown = report.is_for_each and report.status.value is not None
+        highest = _highest(report, budget.names) if is_shown else ""
         return format_html('<div class="helix-used">{}{}</div>', highest, bars(report))
 
     # --- The page of a budget
@@ -491,7 +497,8 @@ class BudgetAdmin(OperatedAdmin):
         }
 
     def _capped(self, request: HttpRequest, budget: Budget) -> SafeString:
-        words = capped(budget.scope, budget.value)
+        is_of_user = budget.scope == BudgetScope.USER
+        words = capped(budget.scope, budget.value, names_of_users([budget.value] if is_of_user else []))
         if budget.scope != BudgetScope.TREE or not self.may_view(request, Session):
             return words
         root = (
@@ -525,25 +532,31 @@ def _counted(count: int) -> str:
     return ngettext("%d has spent", "%d have spent", count) % count
 
 
-def _highest(report: BudgetReport) -> SafeString:
+def _highest(report: BudgetReport, names: Mapping[str, str]) -> SafeString:
     words = (
         gettext("highest of {count}: {value}")
         if report.value_count is not None and report.value_count > MOST_COUNTERS
         else gettext("highest: {value}")
     )
-    shown = one_line(report.status.value or "", _BUDGET_NAME_LENGTH)
+    value = report.status.value or ""
+    shown = names.get(value) or one_line(value, _BUDGET_NAME_LENGTH)
     return under(words.format(count=grouped(MOST_COUNTERS), value=shown))
 
 
 # --- Cells: the scope that a budget limits, its period, and a bar with a caption for each limit
 
 
-def capped(scope: str, value: str) -> SafeString:
-    """Return the name of a budget's scope; ``value`` is the value that the budget applies to."""
+def capped(scope: str, value: str, names: Mapping[str, str] | None = None) -> SafeString:
+    """Return the name of a budget's scope; ``value`` is the value that the budget applies to.
+
+    ``names`` are those of users by their ids.
+    """
     kind = BudgetScope(scope)
     if not value:
         return format_html("{}", _EACH.get(kind, _ONE[kind]))
-    return format_html('<span class="helix-caps">{} {}</span>', _ONE[kind], printable(value))
+    title = printable(value)
+    shown = (names or {}).get(value) or title
+    return format_html('<span class="helix-caps" title="{}">{} {}</span>', title, _ONE[kind], shown)
 
 
 def renewal(period: str, status: BudgetStatus | None) -> SafeString:

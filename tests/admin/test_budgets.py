@@ -117,6 +117,20 @@ def test_a_budget_for_each_user_shows_the_highest_and_how_many_have_spent(browse
     assert "highest: eve $0.30 of $0.50 $0.20 left" in page.text
 
 
+def test_budgets_show_users_by_name(browser: Browser) -> None:
+    user = browser.sign_in(superuser=True)
+    key = str(user.pk)
+    store = _store(browser)
+    store.budgets.set_budget("one", scope="user", value=key, limit_usd=1)
+    store.budgets.set_budget("each", **EACH)
+    _spend(browser, key, "0.3")
+    page = browser.list_of(Budget)
+    assert f"user {user.username} in total" in page.text
+    assert f"highest: {user.username} $0.30" in page.text
+    row = Budget.objects.using(browser.database.alias).get(tenant=browser.database.tenant, name="one")
+    assert f"user {user.username}" in browser.page_of(row).text
+
+
 def test_of_very_many_values_a_list_counts_and_compares_the_first(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,8 @@ _MOST_TABS = 300
 @contextmanager
 def _console(database: CommittedDatabase) -> Iterator[Opened]:
     delete_all_rows(database.alias)  # The start page shows the first few rows of all tenants.
-    keys = fill_console(database)
+    with override_settings(HELIX_STORE={"BUILD": "build-7"}):
+        keys = fill_console(database)
     with serving(database, settings="tests.strict_settings") as server, chromium() as browser:
         _sign_in(browser, server.url, database)
         browser.complaints()  # The browser asks for an icon, which the project does not have.

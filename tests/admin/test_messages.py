@@ -60,6 +60,15 @@ def test_a_message_is_shown_as_markdown_and_as_raw_text(browser: Browser) -> Non
     assert "Show the text as Markdown" in raw.text
 
 
+def test_a_table_scrolls_by_itself_and_text_cannot_begin_one(browser: Browser) -> None:
+    _say(browser, MARKDOWN, "A `<table>` and <table>")
+    page = _conversation(browser)
+    opened = '<div class="helix-scroll" role="group" tabindex="0" aria-label="Table"><table>'
+    assert page.html.count(opened) == 1
+    assert page.html.count("</table></div>") == 1
+    assert page.text.count("<table>") == 2
+
+
 def test_without_the_extra_a_message_is_plain_text(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(markdown, "_READER", None)
     _say(browser, MARKDOWN)

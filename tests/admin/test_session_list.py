@@ -58,6 +58,25 @@ def test_a_row_begins_with_the_title_and_has_a_short_id(browser: Browser) -> Non
     assert [a for tag, a in page.elements.started if a.get("title") == session_id]
 
 
+def test_a_row_counts_messages_and_steps_in_words(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("none", agent_type="a")
+    store.create_session("one", agent_type="a")
+    store.append_messages("one", [{"role": "user", "content": "Hello"}])
+    text = _shown(browser.list_of(Session))
+    assert "0 messages 0 steps" in text
+    assert "1 message 0 steps" in text
+
+
+def test_only_a_filtered_list_offers_to_show_all(browser: Browser) -> None:
+    store_of(browser.database).create_session("s", agent_type="a", title="A trip")
+    assert "Show all" not in browser.list_of(Session).text
+    for query in ({"q": "trip"}, {"agent_type": "a"}):
+        text = browser.list_of(Session, **query).text
+        assert "1 result" in text
+        assert "Show all" in text
+
+
 def test_a_row_says_why_a_session_failed_or_what_it_waits_for(browser: Browser) -> None:
     store_of(browser.database).create_session("broken", agent_type="a")
     _fail(browser, "broken", "The model answered 529.")

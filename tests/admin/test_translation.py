@@ -117,7 +117,7 @@ def test_the_pages_are_german_in_a_german_project(browser: Browser) -> None:
         report = browser.open(reverse("admin:helix_store_usageentry_report")).text
     for words in ("Nachrichten, Schritte", "Kosten, Token", "Sekunde", "abgelaufen vor", "Jahren"):
         assert words in listed
-    assert "Braucht jemanden" in started
+    assert "Zu erledigen" in started
     assert "Agentensitzungen" in started
     assert "Nach Agententyp" in report
     assert [page.status for page in others] == [200] * len(others)

@@ -117,11 +117,12 @@ def test_the_agents_of_all_frameworks_are_readable_in_the_admin_and_in_show(brow
         assert _in_order(_show(session_id, "--messages", "20"), words), session_id
         assert len(page.statements) <= 30, session_id
     text = browser.list_of(Session).text
-    assert "strands-example Sunny in Lisbon. strands active ada 4 0 steps" in text
-    assert "langgraph-example It is booked. langgraph active ada 4 0 steps" in text
-    assert "openai-agents-example The Seine. openai_agents active ada 4 0 steps" in text
-    assert "An app. claude-agent active ada 2 0 steps" in text
-    assert "pydantic-ai-example Done: a room in Lisbon is booked pydantic_ai active ada 6 0 steps" in text
+    assert "strands-example Sunny in Lisbon. strands active ada 4 messages 0 steps" in text
+    assert "langgraph-example It is booked. langgraph active ada 4 messages 0 steps" in text
+    assert "openai-agents-example The Seine. openai_agents active ada 4 messages 0 steps" in text
+    assert "An app. claude-agent active ada 2 messages 0 steps" in text
+    booked = "pydantic-ai-example Done: a room in Lisbon is booked"
+    assert f"{booked} pydantic_ai active ada 6 messages 0 steps" in text
 
 
 def test_show_counts_the_messages_of_an_adapter_and_writes_them_as_json(browser: Browser) -> None:
@@ -155,7 +156,7 @@ def test_a_list_of_many_sessions_takes_as_many_statements_as_a_list_of_few(brows
         log = ItemLog(f"chat-{number}", "main", using=browser.database.alias)
         log.append([{"role": "user", "content": f"Question {number}"}])
     many = browser.list_of(Session)
-    assert "chat-7 Question 7 items active - 1 0 steps" in many.text
+    assert "chat-7 Question 7 items active - 1 message 0 steps" in many.text
     assert len(many.statements) == len(few.statements)
 
 
@@ -190,7 +191,8 @@ def test_the_list_of_the_command_counts_the_messages_of_adapters(browser: Browse
 def test_a_list_of_the_stores_own_sessions_asks_no_adapter(browser: Browser) -> None:
     write_session(browser.database, "Hello", session_id="own")
     page = browser.list_of(Session)
-    assert f"Hello own tenant {browser.database.tenant} Hello Hello crashed Hello Hello 1 1 step" in page.text
+    row = f"Hello own tenant {browser.database.tenant} Hello Hello crashed Hello Hello 1 message 1 step"
+    assert row in page.text
     assert not [each for each in page.statements if LangGraphCheckpoint._meta.db_table in each]
 
 
