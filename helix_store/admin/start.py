@@ -194,7 +194,7 @@ def _needs(page: OperatedAdmin, request: HttpRequest, sessions: Any, *, may_view
         found = overdue_posts(scope, limit=_MOST_COUNTED + 1)
         overdue = {key: at for key, at in found.items() if key not in needs.keys}
         shown = sessions.in_bulk(list(overdue)[:_ROWS_SHOWN])
-        url = page.list_url(Session, waiting="post")
+        url = page.list_url(Session, order="oldest", waiting="post")
         rows = [
             _run_again(page, request, shown[key], "unanswered", "", at)
             for key, at in overdue.items()
@@ -226,7 +226,7 @@ def _add_waiting(
     # Only the filter by condition, which needs the permission to view runs, finds those of adapters.
     query = {"condition": "waiting"} if may_view_runs else {"waiting": "person"}
     needs.keys.update(each.pk for each in (*shown, *found.values()))
-    needs.add(_("waiting for an answer"), count, page.list_url(Session, **query), listed)
+    needs.add(_("waiting for an answer"), count, page.list_url(Session, order="oldest", **query), listed)
 
 
 def _waiting(page: OperatedAdmin, session: Any) -> Need:
@@ -277,7 +277,7 @@ def _add_effects(needs: Needs, page: OperatedAdmin, scope: Scope, sessions: Any)
     needs.add(
         _("with an unknown effect"),
         len({key for key, *_name in found}),
-        page.list_url(Session, condition="effect_unknown"),
+        page.list_url(Session, order="oldest", condition="effect_unknown"),
         rows,
     )
 
@@ -310,7 +310,7 @@ def _add_stopped(needs: Needs, page: OperatedAdmin, request: HttpRequest, sessio
             else:
                 need = _run_again(page, request, session, condition, stuck.detail or "", stuck.since)
             rows.append(need)
-        url = page.list_url(Session, condition=condition)
+        url = page.list_url(Session, order="oldest", condition=condition)
         needs.add(labels[condition], len(keys[condition]), url, rows)
 
 

@@ -29,7 +29,7 @@ QUESTIONS: Final[list[tuple[str, list[str], str]]] = [
     ("who approved what", [_LIST, r"/{approved}/change/$"], r"pay_invoice .*approved .*the boss"),
     ("which tool is slow", [_USAGE], r"By tool .*search_flights 14 2 9\.0 s 9\.0 s read_file 14 2 20 ms"),
     ("which agent got dearer this week", [_USAGE], r"writer \$28\.00 \$7\.00 .*planner \$7\.00 \$7\.00"),
-    ("who waits longest", [r"condition=waiting", r"order=oldest"], r"Books a trip .*Asks later"),
+    ("who waits longest", [r"condition=waiting"], r"Books a trip .*Asks later"),
     ("what did this user get", [_LIST, r"\?user=mia%40example\.org$"], r"Says much .*Writes a report"),
     ("which build broke it", [], r"ValueError .*build-7"),
 ]  # fmt: skip
