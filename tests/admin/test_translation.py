@@ -132,6 +132,7 @@ SAME: Final = {
         "Bytes",
         "Checkpoint",
         "Checkpoints",
+        "Details",
         "Filter",
         "Name",
         "Prompt",
