@@ -91,17 +91,38 @@ def _wrong_stream_options() -> Iterable[str]:
 
 @register("helix_store")
 def check_database_alias(**kwargs: Any) -> list[CheckMessage]:
-    """Report E003: the database of sessions is not in DATABASES."""
+    """Report E003, a database of sessions that is not in DATABASES, and E019, one that is not supported."""
     alias = alias_of("")
-    if alias in connections:
-        return []
-    return [
-        Error(
-            f"Sessions are routed to the database {alias!r}, which is not in DATABASES.",
-            hint="Add the alias to DATABASES, or change DATABASE_ROUTERS.",
-            id="helix_store.E003",
-        )
-    ]
+    if alias not in connections:
+        return [
+            Error(
+                f"Sessions are routed to the database {alias!r}, which is not in DATABASES.",
+                hint="Add the alias to DATABASES, or change DATABASE_ROUTERS.",
+                id="helix_store.E003",
+            )
+        ]
+    if problem := _unsupported(connections[alias]):
+        return [
+            Error(
+                f"Sessions are routed to the database {alias!r}, {problem}.",
+                hint="Use PostgreSQL with psycopg 3 (the extra postgres), or SQLite. To keep sessions in a "
+                "database of their own, add it to DATABASES, and name it in DATABASE_ROUTERS.",
+                id="helix_store.E019",
+            )
+        ]
+    return []
+
+
+def _unsupported(connection: Any) -> str | None:
+    """Return why the stores cannot use a database. One without settings, which no call can use, is left to
+    Django.
+    """
+    if connection.vendor not in ("postgresql", "sqlite", "unknown"):
+        return f"which is {connection.display_name}"
+    # Without psycopg 3, Django uses psycopg2, whose errors have no SQLSTATE that the engine can read.
+    if connection.vendor == "postgresql" and connection.Database.__name__ != "psycopg":
+        return f"which is reached through {connection.Database.__name__}"
+    return None
 
 
 @register(Tags.urls, "helix_store")

@@ -56,6 +56,10 @@ class IdGenerator:
         self._clock_ns = clock_ns
         self.reset()
 
+    def __reduce__(self) -> str:
+        """Copy and pickle `new_id` by its name, because the ids of two generators could be out of order."""
+        return "new_id"
+
     def reset(self) -> None:
         """Forget the last id and the lock: in a forked child they still belong to its parent."""
         self._lock = threading.Lock()

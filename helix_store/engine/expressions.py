@@ -218,6 +218,16 @@ class NoIndexHint(Func):
         return self.as_sql(compiler, connection, template="+%(expressions)s", **extra_context)
 
 
+class InDefaultCollation(Func):
+    """An id that is compared without case. In its own collation C, only ASCII letters have two cases."""
+
+    arity = 1
+    template = '(%(expressions)s COLLATE pg_catalog."default")'
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="%(expressions)s", **extra_context)
+
+
 class StartInUTC(Func):
     """The start of the hour, day, week or month around the moment in a column, whose own field reads it.
 

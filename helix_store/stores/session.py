@@ -262,7 +262,7 @@ class _OpenStep(Protocol):
 
 
 class NotCopied:
-    """A base class of objects that cannot be copied or pickled."""
+    """A base class of objects that cannot be copied or pickled, unless they say how to copy them."""
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
@@ -292,6 +292,15 @@ class SessionHandleBase(NotCopied):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r}>"
+
+    # Django copies what a `TestCase` keeps in `setUpTestData` for each test.
+
+    def __copy__(self) -> Self:
+        """Return another handle on the same session, with the same stores and without an open step."""
+        return type(self)(self.store, self.id, self.fencing_token)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copy.copy(self)
 
     # Reading
 

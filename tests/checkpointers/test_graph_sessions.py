@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.db import connections
 
 from helix_store.checkpointers import GraphCheckpointStore
 from helix_store.checkpointers.graph.types import GraphSession
@@ -21,10 +22,12 @@ from helix_store.exceptions import (
     SessionExists,
     SessionNotFound,
 )
-from helix_store.models import Session
+from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore
 from tests.cells import for_each
+from tests.database.separate import execute
 from tests.databases import CommittedDatabase
+from tests.deployments.deployments import another_alias
 from tests.invariants import broken_invariants
 from tests.strategies import exact_form
 
@@ -260,6 +263,28 @@ class TestSearch:
         found = {session.session_id for session in graph.search_sessions("alpha")}
         assert found == {"one", "two", "alpha-3"}
         assert [session.session_id for session in graph.search_sessions("alpha", "w")] == ["two"]
+
+    def test_finds_other_letters_than_ascii_where_the_locale_knows_their_cases(
+        self, postgres_db: CommittedDatabase
+    ) -> None:
+        if postgres_db.connection.pg_version < 170_000:  # type: ignore[attr-defined]  # PostgreSQL's own
+            pytest.skip("PostgreSQL has had a locale of its own since version 17")
+        name = f"locale_{uuid.uuid4().hex}"
+        execute(
+            postgres_db.connection,
+            f"CREATE DATABASE {name} TEMPLATE template0 LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'",
+        )
+        settings = {**connections.settings[postgres_db.alias], "NAME": name}
+        with another_alias("locale", **settings) as alias:
+            with connections[alias].schema_editor() as editor:
+                for model in (Session, Checkpoint):
+                    editor.create_model(model)
+            graph = GraphCheckpointStore(alias)
+            graph.create_session("/CAFÉ", session_id="one")
+            graph.create_session("", title="Café", session_id="two")
+            graph.create_session("", session_id="café")
+            assert {session.session_id for session in graph.search_sessions("Fé")} == {"one", "two", "café"}
+        execute(postgres_db.connection, f"DROP DATABASE {name}")
 
     def test_takes_wildcards_and_quotes_literally(self, graph: GraphCheckpointStore) -> None:
         graph.create_session("", title="100%_'x'\\", session_id="special")

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +81,20 @@ def test_e003_sessions_routed_to_a_missing_alias() -> None:
     assert checks.settings.check_database_alias() == []
 
 
+def test_e019_a_database_that_the_stores_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connections["default"]
+    unusable: list[dict[str, Any]] = [
+        {"vendor": "mysql", "display_name": "MySQL"},
+        {"vendor": "postgresql", "Database": SimpleNamespace(__name__="psycopg2")},
+    ]
+    for attributes in unusable:
+        with monkeypatch.context() as patched:
+            for name, value in attributes.items():
+                patched.setattr(connection, name, value)
+            assert ids(checks.settings.check_database_alias()) == ["helix_store.E019"]
+    assert checks.settings.check_database_alias() == []
+
+
 class NowhereRouter:
     def db_for_write(self, model: Any, **hints: Any) -> str:
         return "nowhere"
@@ -142,6 +157,12 @@ def test_e004_a_listening_alias_has_to_be_on_postgresql(
 def test_w001_deferred_transactions_on_sqlite(sqlite_db: CommittedDatabase, options: Any) -> None:
     options(sqlite_db.alias, OPTIONS={"transaction_mode": "DEFERRED"})
     assert ids(checks.databases.check_sqlite_settings()) == ["helix_store.W001"]
+
+
+@for_each("name", [":memory:", "file:memorydb_default?mode=memory&cache=shared"])
+def test_a_database_in_memory_needs_no_options(sqlite_db: CommittedDatabase, options: Any, name: str) -> None:
+    options(sqlite_db.alias, NAME=name, OPTIONS={"transaction_mode": "DEFERRED", "init_command": ""})
+    assert checks.databases.check_sqlite_settings(databases=[sqlite_db.alias]) == []
 
 
 @for_each(

@@ -11,7 +11,7 @@ import pytest
 from django.db import transaction
 
 from helix_store.exceptions import ConflictError
-from helix_store.stores import DatabaseStateStore, Store
+from helix_store.stores import DatabaseStateStore, SessionHandle, Store
 from tests.databases import CommittedDatabase
 from tests.handles.worlds import World
 
@@ -50,10 +50,26 @@ def test_a_change_that_the_caller_rolled_back_is_not_blamed_on_another_worker(
     assert (state.step_count, state.custom_state) == (1, {"n": 1})
 
 
-def test_a_handle_that_is_copied_says_what_to_pass_instead(world: World) -> None:
+def test_what_cannot_be_copied_says_what_to_pass_instead(world: World) -> None:
     session = world.new_session()
     copies: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, pickle.dumps]
     for copied in copies:
-        for handle in (session, session.step(), world.turn(session)):
+        for handle in (session.step(), world.turn(session)):
             with pytest.raises(TypeError, match="pass the session id"):
                 copied(handle)
+    with pytest.raises(TypeError, match="pass the session id"):
+        pickle.dumps(session)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copied_handle_is_another_one_on_the_same_session(
+    world: World, copied: Callable[[SessionHandle], SessionHandle]
+) -> None:
+    assert copied(world.session(fencing_token=7)).fencing_token == 7
+    session = world.new_session()
+    with session.step() as step:
+        other = copied(session)
+        assert (other.id, other.store) == (session.id, session.store)
+        step.say({"role": "user", "content": "first"})
+    other.say({"role": "user", "content": "second"})
+    assert [message["content"] for message in session.messages()] == ["first", "second"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.core.ids import (
     IdGenerator,
     ParsedCheckpointId,
@@ -114,6 +117,13 @@ with open(reading) as pipe:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_copy_of_the_generator_is_the_generator() -> None:
+    for other in (copy.copy(new_id), copy.deepcopy(new_id), pickle.loads(pickle.dumps(new_id))):  # noqa: S301
+        assert other is new_id
+    checkpointer = copy.deepcopy(SnapshotCheckpointer())
+    assert checkpointer.max_checkpoints_per_thread == 100
+
+
 def test_a_forked_child_neither_waits_for_its_parents_threads_nor_repeats_its_ids() -> None:
     program = [sys.executable, "-c", FORKING_PROGRAM]
     finished = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)

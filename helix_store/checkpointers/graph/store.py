@@ -44,6 +44,7 @@ from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database, DatabaseOperations, writes
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.expressions import (
+    InDefaultCollation,
     NoIndexHint,
     after_keyset,
     read_cursor,
@@ -625,8 +626,9 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
         limit: int = 50,
         cursor: str | None = None,
     ) -> GraphPage[GraphSession]:
-        """List sessions that contain a string in their title, directory or id, ignoring case. One query,
-        which reads all graph sessions of the tenant or the workspace, because no index contains the text.
+        """List sessions that contain a string in their title, directory or id, ignoring case; on SQLite, only
+        that of ASCII letters. One query, which reads all graph sessions of the tenant or the workspace,
+        because no index contains the text.
         """
         if not validation.text(text, "text", limit=MAX_TITLE_BYTES):
             raise InvalidQuery("The text to search for is empty; list_sessions lists all.", path="text")
@@ -739,6 +741,7 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
         sessions = (
             Session.objects.using(self.db.alias)
             .alias(agent=NoIndexHint("agent_type") if is_of_workspace else F("agent_type"))
+            .alias(id_text=InDefaultCollation("session_id"))
             .filter(tenant=tenant_parameter(self.db.tenant), agent=GRAPH_AGENT_TYPE)
         )
         if workspace_id is None:
@@ -747,7 +750,7 @@ class GraphCheckpointStore(GraphMessages, GraphCheckpoints):
             sessions = sessions.filter(workspace_id=workspace_id)
         if text is not None:
             sessions = sessions.filter(
-                Q(title__icontains=text) | Q(directory__icontains=text) | Q(session_id__icontains=text)
+                Q(title__icontains=text) | Q(directory__icontains=text) | Q(id_text__icontains=text)
             )
         return sessions.order_by("-updated_at", "-session_id")
 
