@@ -149,9 +149,14 @@ def failure_reason(value: Any, name: str = "failure_reason") -> str | None:
     if type(value) is not str:
         raise InvalidPayload(path=name, reason=f"expected str, got {type(value).__name__}")
     kept = _NOT_QUERYABLE.sub("\N{REPLACEMENT CHARACTER}", value[: MAX_REASON_BYTES + 1])
-    if size_of(kept) <= MAX_REASON_BYTES:
-        return kept
-    return kept.encode()[: MAX_REASON_BYTES - len(_CUT.encode())].decode(errors="ignore") + _CUT
+    return shortened(kept, limit=MAX_REASON_BYTES)
+
+
+def shortened(value: str, *, limit: int) -> str:
+    """Return a string of at most ``limit`` bytes: the start of a longer one, with a mark at its end."""
+    if size_of(value) <= limit:
+        return value
+    return value.encode()[: limit - len(_CUT.encode())].decode(errors="ignore") + _CUT
 
 
 def tags(value: Any, name: str = "tags") -> list[str]:

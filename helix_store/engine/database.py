@@ -64,6 +64,7 @@ from helix_store.engine.statement import (
 )
 from helix_store.engine.threads import (
     UNWATCHED,
+    has_waited,
     is_kept_open,
     note_opened_by_call,
     open_blocks,
@@ -479,9 +480,9 @@ class Database:
         """Run ``body`` in one transaction, by default in a call of its own.
 
         Inside the caller's ``atomic()`` block it is a savepoint, because the caller owns the commit and any
-        retry. Otherwise, a transaction that the database aborted because of another one runs again, and so
-        does a transaction whose COMMIT did not reach the server. If only the reply was lost, the result of
-        the transaction is returned.
+        retry. Otherwise, a transaction that the database aborted because of another one runs again, unless
+        SQLite has waited for its ``timeout``, and so does a transaction whose COMMIT did not reach the
+        server. If only the reply was lost, the result of the transaction is returned.
         """
         _, connection, features, *_ = call or self.enter()
         if features.tells_tenant:
@@ -493,7 +494,7 @@ class Database:
         is_watched = is_own and connection.vendor == "postgresql" and not (only_reads or features.is_citus)
         driver = postgres_module() if is_watched else None
         attempts = _ATTEMPTS if is_own else 1
-        attempt = 0
+        attempt, began = 0, time.monotonic()
         waits = None if current_thread() is main_thread() else short_waits(connection)
         try:
             while True:
@@ -512,7 +513,7 @@ class Database:
                 except StoreBusy as exc:
                     if waits is not None and waits.may_go_on(exc):
                         continue
-                    if is_last or not is_retryable_transaction(exc):
+                    if is_last or not is_retryable_transaction(exc) or has_waited(connection, began):
                         raise
                 pause = random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt)  # noqa: S311  jitter, no secret
                 time.sleep(pause)

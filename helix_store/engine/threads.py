@@ -748,11 +748,7 @@ class ShortWaits(Wait):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._wait_up_to(round(self._longest * 1000))
-
-    @property
-    def _longest(self) -> float:
-        return float(self._connection.settings_dict["OPTIONS"].get("timeout", 5.0))
+        self._wait_up_to(round(_longest_wait_on_sqlite(self._connection) * 1000))
 
     def _wait_up_to(self, milliseconds: int) -> None:
         native = self._connection.connection
@@ -771,7 +767,21 @@ class ShortWaits(Wait):
         if idle := self._idle_holders(blocks_elsewhere(self._connection), now):
             remember_refused(idle[0])
             raise OutsideTransaction from busy
-        return now - (self._began or now) < min(self._longest, _LONGEST_SECONDS)
+        longest = min(_longest_wait_on_sqlite(self._connection), _LONGEST_SECONDS)
+        return now - (self._began or now) < longest
+
+
+def _longest_wait_on_sqlite(connection: BaseDatabaseWrapper) -> float:
+    """Return the seconds for which SQLite waits for a lock; the default is that of Python's driver."""
+    return float(connection.settings_dict["OPTIONS"].get("timeout", 5.0))
+
+
+def has_waited(connection: BaseDatabaseWrapper, began: float) -> bool:
+    """Return whether SQLite may have waited for a lock since ``began`` for as long as its settings allow.
+
+    SQLite also refuses some transactions at once: those are worth another attempt.
+    """
+    return connection.vendor == "sqlite" and time.monotonic() - began >= _longest_wait_on_sqlite(connection)
 
 
 def short_waits(connection: BaseDatabaseWrapper) -> ShortWaits | None:

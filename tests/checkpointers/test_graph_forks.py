@@ -132,6 +132,17 @@ class TestFork:
         with pytest.raises(InvalidPayload):
             graph.fork(checkpoint.checkpoint_id, title="a\x00")
 
+    def test_a_fork_of_a_session_with_the_longest_title_can_be_saved(
+        self, graph: GraphCheckpointStore, committed_db: CommittedDatabase
+    ) -> None:
+        graph.create_session("", title="é" * 2_048, session_id="long")
+        fork = graph.fork(graph.save_checkpoint("long", step=0).checkpoint_id)
+        assert str(fork.title).startswith("Fork of éé")
+        store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+        state = store.load_state(fork.session_id)
+        assert state is not None
+        assert store.save_state(fork.session_id, state) == state.version + 1
+
     def test_refuses_an_unknown_checkpoint_and_that_of_another_tenant(
         self, graph: GraphCheckpointStore, committed_db: CommittedDatabase
     ) -> None:

@@ -6,8 +6,9 @@ import os
 import resource
 import sqlite3
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import IntegrityError, ProgrammingError
@@ -23,7 +24,9 @@ from helix_store.exceptions import (
     StoreUnavailable,
     TenantMoved,
 )
+from helix_store.stores import DatabaseStateStore
 from tests.database.separate import execute, fetch, in_transaction, separate_sqlite, small_disk
+from tests.databases import CommittedDatabase
 from tests.processes import run_in_processes
 
 pytestmark = pytest.mark.usefixtures("sqlite_db")
@@ -75,6 +78,30 @@ def test_a_transaction_that_cannot_start_makes_the_store_busy(file: Path) -> Non
         execute(other, "BEGIN IMMEDIATE")
         with pytest.raises(StoreBusy):
             in_transaction(connection, lambda: pytest.fail("The transaction started."))
+
+
+def test_a_call_waits_for_the_lock_once(
+    sqlite_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DatabaseStateStore(sqlite_db.alias, tenant=sqlite_db.tenant)
+    store.create_session("session", agent_type="agent")
+    begun: list[str] = []
+
+    def record(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+        if sql.startswith("BEGIN"):
+            begun.append(sql)
+        return execute(sql, *arguments)
+
+    connection = sqlite_db.connection
+    connection.close()
+    options = {**connection.settings_dict["OPTIONS"], "timeout": 0.1}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    with sqlite_db.second_connection() as other, connection.execute_wrapper(record):
+        execute(other, "BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy):
+            store.append_messages("session", [{"role": "user"}])
+        execute(other, "ROLLBACK")
+    assert begun == ["BEGIN IMMEDIATE"]
 
 
 def test_a_snapshot_that_is_out_of_date_makes_the_store_busy(

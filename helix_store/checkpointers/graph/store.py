@@ -276,13 +276,16 @@ class GraphCheckpoints(DatabaseOperations):
         source: Any = self._locked_source(checkpoint_id)
         at = moments.now()
         message_count = min(source.checkpoint_message_count, source.message_count)
+        if title is None:
+            # A longer title than the limit could not be saved again.
+            title = validation.shortened(f"Fork of {source.title or checkpoint_id}", limit=MAX_TITLE_BYTES)
         new = root_session(
             new_session_id,
             source.agent_type,
             user_id=source.user_id,
             tags=source.tags,
             metadata={**source.metadata, BRANCHED_FROM: source.session_id},
-            title=f"Fork of {source.title or checkpoint_id}" if title is None else title,
+            title=title,
             workspace_id=source.workspace_id,
             directory=source.directory,
         )
