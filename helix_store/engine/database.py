@@ -573,8 +573,11 @@ def connect(connection: BaseDatabaseWrapper) -> None:
     """Do everything that Django's ``cursor()`` does before a statement, including ``CONN_HEALTH_CHECKS``."""
     if connection.health_check_enabled:  # type: ignore[attr-defined]  # an attribute of Django's own
         connection.close_if_health_check_failed()
-    if connection.connection is None:
-        connection.ensure_connection()
+    is_new = connection.connection is None
+    # This is called even if the connection is open, because pytest-django makes it refuse tests that may not
+    # use a database.
+    connection.ensure_connection()
+    if is_new:
         note_opened_by_call(connection)
 
 

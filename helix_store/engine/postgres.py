@@ -82,6 +82,9 @@ def fetch_prepared(
 def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
     if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         return False
+    if getattr(connection.cursor, "__func__", None) is not type(connection).cursor:
+        # A `TestCase` that allows no queries has replaced it, or a toolbar that records them.
+        return False
     # Django cannot log a statement in a form other than its own if the server binds the parameters.
     is_loggable = not (connection.features.uses_server_side_binding and connection.queries_logged)  # type: ignore[attr-defined]
     return is_loggable and connection.connection not in _unpreparable

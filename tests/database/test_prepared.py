@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Callable
 
 import pytest
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test import SimpleTestCase
+from pytest_django import DjangoDbBlocker
 
 from helix_store.core.types import (
     SessionState,
@@ -40,6 +43,26 @@ def version(store: DatabaseStateStore) -> int:
     state = store.load_state("s")
     assert state is not None
     return state.version
+
+
+class NoQueries(SimpleTestCase):
+    """A test of a project that may not use any database."""
+
+
+def test_a_test_that_may_not_use_a_database_sends_no_statement(
+    store: DatabaseStateStore, django_db_blocker: DjangoDbBlocker
+) -> None:
+    calls: list[Callable[[], object]] = [lambda: store.load_state("s"), lambda: step(store, 1)]
+    for call in calls:
+        NoQueries.setUpClass()
+        try:
+            with pytest.raises(AssertionError, match="are not allowed"):
+                call()
+        finally:
+            NoQueries.doClassCleanups()
+        with django_db_blocker.block(), pytest.raises(RuntimeError, match="Database access not allowed"):
+            call()
+    assert version(store) == 2
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside atomic", "alone"])
