@@ -43,11 +43,13 @@ def test_the_driver_of_a_message_made_anew_finds_the_thread_free(chatting: Make,
 
     site = chatting(runner=run_at_once)
     _say(site, "one")
+    first = async_to_sync(site.json)("GET", "threads/t/?format=ai")["messages"][-1]["id"]
     response = _edit(site, "two") if how == "edit" else _say(site, "one", trigger="regenerate-message")
     assert response.status_code == 200
     assert _standing(site) is Standing.RESTING
     said = "two" if how == "edit" else "one"
     assert _thread(site) == ([said, f"You said {said}."], [])
+    assert async_to_sync(site.json)("GET", "threads/t/?format=ai")["messages"][-1]["id"] != first
 
 
 def test_an_edit_of_a_message_that_was_lost_is_its_first_post(chatting: Make) -> None:

@@ -397,18 +397,18 @@ def rewind_and_post(
                 store.session(session_id).post(new, key=new[OWN]["answer"], author=actor)
                 return str(before)
 
-    def found() -> tuple[Sequence[Message], int | None]:
+    def found(*, is_locked: bool) -> tuple[Sequence[Message], int | None]:
         messages = store.session(session_id).messages()
-        return messages, _index_of(store, session_id, messages, before, content)
+        return messages, _index_of(store, session_id, messages, before, content, is_locked=is_locked)
 
-    messages, index = found()
+    messages, index = found(is_locked=False)
     if index is None:
         return str(before) if edited is not None else _newest_message(store, session_id, messages)
     if standing_of(store, session_id) is Standing.RUNNING:
         _interrupt(store, session_id, "rewound")
     with store.locks.wait_acquire(session_id, timeout_ms=_PATIENCE_MS) as lock:
         # Another request may have rewound the thread before this one had the lock.
-        messages, index = found()
+        messages, index = found(is_locked=True)
         if index is None:
             return str(before) if edited is not None else _newest_message(store, session_id, messages)
         new = _made_anew(messages[index], edited, client, seed=[before, index])
@@ -439,9 +439,18 @@ def _made_anew(
 
 
 def _index_of(
-    store: Store, session_id: str, messages: Sequence[Message], before: str | None, content: Any
+    store: Store,
+    session_id: str,
+    messages: Sequence[Message],
+    before: str | None,
+    content: Any,
+    *,
+    is_locked: bool,
 ) -> int | None:
-    """Return the index of the user's message to post anew, or ``None`` if that has happened already."""
+    """Return the index of the user's message to post anew, or ``None`` if that has happened already.
+
+    If this request has the lock of the thread (``is_locked``), nobody else drives it.
+    """
     users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
     if content is not None or any(messages[index].get("id") == before for index in users):
         found = [index for index in users if messages[index].get("id") == before]
@@ -456,7 +465,8 @@ def _index_of(
             )
         return None if messages[found[-1]].get("content") == content else found[-1]
     if before is None:
-        is_at_work = standing_of(store, session_id) is not Standing.RESTING
+        look = look_at(store, session_id)
+        is_at_work = bool(look.arrived) if is_locked else look.standing is not Standing.RESTING
         return None if is_at_work or not users else users[-1]
     for group in groups_of(entries(messages)):
         if group.id == before and group.after:
