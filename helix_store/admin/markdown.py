@@ -6,9 +6,10 @@ Images become links, because a page loads nothing from other hosts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 
@@ -40,28 +41,45 @@ def is_available() -> bool:
 
 
 def as_html(text: str) -> SafeString:
-    """Return Markdown as HTML that holds nothing but known elements and links."""
+    """Return Markdown as HTML that holds nothing but known elements and links, and tables that scroll."""
     tokens = _READER.parse(text)
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{min(6, int(token.tag[1:]) + _HEADINGS)}"
-    html = _READER.renderer.render(tokens, _READER.options, {})
-    # The parser need not be trusted: what follows adds nothing of the text.
-    cleaned = clean(
-        html,
-        tags=set(_TAGS),
-        attributes={tag: set(names) for tag, names in _ATTRIBUTES.items()},
-        url_schemes=set(_SCHEMES),
-        link_rel="noopener noreferrer nofollow",
+    return format_html_join("", "{}", ((part,) for part in _parts(tokens)))
+
+
+def _parts(tokens: Sequence[Any]) -> Iterator[SafeString]:
+    """Yield what stands between the tables that are in no list or quotation, and those tables.
+
+    Wide tables scroll, so that their words need not be broken.
+    """
+    begin = 0
+    for number, token in enumerate(tokens):
+        if token.level == 0 and token.type == "table_open":
+            yield _cleaned(tokens[begin:number])
+            begin = number
+        elif token.level == 0 and token.type == "table_close":
+            table = _cleaned(tokens[begin : number + 1])
+            label = gettext("Table")
+            yield format_html(
+                '<div class="helix-scroll" role="group" tabindex="0" aria-label="{}">{}</div>', label, table
+            )
+            begin = number + 1
+    yield _cleaned(tokens[begin:])
+
+
+def _cleaned(tokens: Sequence[Any]) -> SafeString:
+    # Cleaned as the last step, so the parser need not be trusted.
+    return SafeString(
+        clean(
+            _READER.renderer.render(tokens, _READER.options, {}),
+            tags=set(_TAGS),
+            attributes={tag: set(names) for tag, names in _ATTRIBUTES.items()},
+            url_schemes=set(_SCHEMES),
+            link_rel="noopener noreferrer nofollow",
+        )
     )
-    return SafeString(_with_scrolling_tables(cleaned))
-
-
-def _with_scrolling_tables(html: str) -> str:
-    """Let wide tables scroll, so that their words need not be broken. Text cannot hold a tag any more."""
-    label = gettext("Table")
-    opened = format_html('<div class="helix-scroll" role="group" tabindex="0" aria-label="{}"><table>', label)
-    return html.replace("<table>", opened).replace("</table>", "</table></div>")
 
 
 def divided(text: str, limit: int) -> tuple[str, str]:
