@@ -44,6 +44,7 @@ def write_session(
         session_id, state, [{"role": text, "content": text}], StepInfo("step-1", 1), run_id=run.run_id
     )
     store.update_run(session_id, run.run_id, status="failed", completion_reason=text, error={text: text})
+    Run.objects.using(database.alias).filter(run_id=run.run_id).update(build=text)
     store.stage_changes(session_id, text, {"tool_call_id": text, "merge_changes": {text: text}})
     store.add_sub_session_refs(
         session_id, [{"sub_session_id": text, "agent_type": text, "status": text, "output": {text: text}}]

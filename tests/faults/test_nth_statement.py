@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import is_dataclass
-from enum import Enum
-from importlib import import_module
 from typing import Any, Final
 
 import pytest
-from django.db.models import Model
 from django.test.utils import override_settings
 
 from tests.cells import for_each
-from tests.database.test_query_counts import public_methods
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import Trial, campaign
-from tests.faults.nth_calls import CALLS, CASES, CLASSES, ELSEWHERE, FUNCTIONS, NO_STATEMENT
+from tests.faults.nth_calls import CASES
 from tests.faults.nth_statement import Case, Trials
 from tests.faults.statements import Kind
 from tests.faults.stored_rows import beside
-from tests.test_layout import ALL_NAMES, NOT_IN_DEV
 
 Planned = tuple[Case, Kind, bool]
 
@@ -66,38 +59,6 @@ def test_a_failed_statement_leaves_whole_writes(trials: Trials, committed_db: Co
                 raise
 
         made.run(fail_each)
-
-
-# --- No call is left out ---------------------------------------------------------------------------
-
-
-def _is_called(found: Any) -> bool:
-    """Whether a public name is of something that may send statements: no data, no error, no protocol."""
-    if not isinstance(found, type):
-        return inspect.isfunction(found)
-    is_protocol = getattr(found, "_is_protocol", False)
-    is_plain = is_dataclass(found) or issubclass(found, BaseException | Enum | Model | dict)
-    return not (is_protocol or is_plain)
-
-
-def test_every_public_class_and_function_is_called_or_has_a_reason() -> None:
-    found = {
-        (path, name): getattr(import_module(path), name)
-        for (path, _), names in ALL_NAMES.items()
-        for name in names.split()
-        if path not in ("helix_store.testing", *NOT_IN_DEV)
-    }
-    called = {key for key, each in found.items() if _is_called(each)}
-    have_rows = {key for key, each in found.items() if each in CLASSES.values()}
-    functions = {name.partition(" ")[0] for name in FUNCTIONS}
-    have_rows |= {key for key in found if key[1] in functions}
-    assert {f"{path}.{name}" for path, name in called - have_rows} == set(ELSEWHERE)
-
-
-@for_each(("face", "cls"), CLASSES.items(), ids=str)
-def test_every_public_method_has_a_row(face: str, cls: type[Any]) -> None:
-    rows = {name.partition(" ")[0] for name in CALLS[face]}
-    assert rows == public_methods(cls) - NO_STATEMENT.get(cls, set())
 
 
 # --- The faults are real ---------------------------------------------------------------------------

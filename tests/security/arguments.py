@@ -40,6 +40,7 @@ from helix_store.stores import (
     Lock,
     MemoryWorld,
     NoOpLockManager,
+    OpenEffect,
     SessionHandle,
     Step,
     Store,
@@ -150,6 +151,7 @@ WITHOUT_BOUNDS: Final = {
         (InMemoryStore, SessionHandle, Step, Store, Turn),
         "its arguments are those of the stores",
     ),
+    OpenEffect: "the contract tests of effects try its arguments",
     **dict.fromkeys(
         (DatabaseBudgetStore, InMemoryBudgetStore), "the contract tests of budgets try its arguments"
     ),

@@ -17,7 +17,6 @@ from typing import Any, Final
 import pytest
 from django.test import override_settings
 
-import helix_store.stores
 from helix_store.core.limits import (
     MAX_CALL_BYTES,
     MAX_CALL_ITEMS,
@@ -55,8 +54,6 @@ from tests.security.arguments import (
     BACKENDS,
     ENTRIES,
     METHODS,
-    ROOMS,
-    WITHOUT_BOUNDS,
     Argument,
     World,
     parameters,
@@ -84,12 +81,6 @@ def new_world(request: pytest.FixtureRequest) -> Iterator[Callable[[str], World]
         request.getfixturevalue(f"{database}_db")
     with override_settings(HELIX_STORE={"LIMITS": asdict(LIMITS)}):
         yield World
-
-
-def test_every_public_class_is_tried() -> None:
-    exported = [getattr(helix_store.stores, name) for name in helix_store.stores.__all__]
-    tried = {cls for classes in ROOMS.values() for cls in classes}
-    assert [cls for cls in exported if cls not in tried and cls not in WITHOUT_BOUNDS] == []
 
 
 def test_the_docs_state_the_bounds() -> None:
