@@ -13,6 +13,7 @@ let stored = { status: "unknown", messages: [], waiting: [], calls: [] };
 let said = []; // The messages of the step that is not stored yet.
 let draft = {}; // A message keeps its id until it is stored, so that it is not stored twice.
 let [source, problem, looks] = [null, null, 0];
+const newId = () => crypto.getRandomValues(new Uint32Array(4)).join("-"); // randomUUID needs HTTPS or localhost
 const address = (path) => `${api}threads/${thread}/${path}`;
 const request = (...given) => fetch(...given).catch(() => null);
 const act = async (method, url, body) => {
@@ -114,9 +115,9 @@ const show = () => {
 };
 
 const send = async (content) => {
-  thread ||= crypto.randomUUID();
+  thread ||= newId();
   if (!location.pathname.includes(thread)) history.replaceState(null, "", `${location.pathname}${thread}/`);
-  if (draft.content !== content) draft = { id: crypto.randomUUID(), content };
+  if (draft.content !== content) draft = { id: newId(), content };
   if (!(await act("POST", address("posts/"), draft))) return;
   draft = {};
   if (text.value.trim() === content) text.value = "";
