@@ -369,6 +369,38 @@ def test_a_step_that_is_taken_back_is_followed_by_what_is_stored() -> None:
     ]
 
 
+def _attempt(agent: str) -> list[dict[str, Any]]:
+    """What a sub-agent says whose calls have the same ids in each attempt."""
+    return [
+        {"type": "run"},
+        {"type": "step", "n": 1},
+        {"type": "agent", "agent": {"id": agent, "name": "helper"}},
+        {"type": "input", "m": f"m-{agent}", "c": "c", "name": "look", "d": "{", "a": agent},
+        {"type": "input", "m": f"m-{agent}", "c": "c", "name": "look", "d": "}", "a": agent},
+        {"type": "call", "m": f"m-{agent}", "c": "c", "a": agent},
+        {"type": "result", "m": f"r-{agent}", "c": "c", "content": "1", "a": agent},
+        {"type": "text", "m": f"m-{agent}", "i": 0, "d": "One.", "a": agent},
+    ]
+
+
+def test_a_call_that_another_attempt_repeats_under_its_id_follows_as_a_snapshot() -> None:
+    events = Events("t", "r", held=[("u", "user")], now=lambda: 1, digest=digest_of)
+    found = [*events.snapshot(entries([_USER]), [], {})]
+    ended = {"type": "agent_end", "a": "second"}
+    for chunk in [*_attempt("first"), *_attempt("second"), ended]:
+        found += events.take(chunk, entries([_USER]), [], {}, has_thread=chunk["type"] == "run")
+    of_calls = [event for event in found if event["type"].startswith("TOOL_CALL")]
+    # The reference client refuses an event of a call by another sub-agent than the one that began it.
+    assert {event["subagentRunId"] for event in of_calls} == {"first"}
+    commit = {**_STREAMED[-1], "said": [{"id": "m", "role": "assistant"}]}
+    assert events.needs_thread(commit)
+    inner = {"role": "assistant", "id": "m-second", "content": "One.", "tool_calls": [_CALL]}
+    own = {"parts": [{"type": "agent", "agent": {"id": "second", "name": "helper"}, "message": inner}]}
+    shown = list(events.take(commit, entries([_USER, _assistant(chat=own)]), [], {}, has_thread=True))
+    assert shown[-1]["type"] == "MESSAGES_SNAPSHOT"
+    assert [message["id"] for message in shown[-1]["messages"]][:2] == ["u", "m-second"]
+
+
 def _parts(stored: Sequence[dict[str, Any]], chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     parts = Parts(after="u")
     found = list(parts.begin(entries(stored), {}))

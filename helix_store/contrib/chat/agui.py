@@ -208,6 +208,8 @@ class Events:
         self._open: dict[str, _Open] = {}
         self._step: str | None = None
         self._agents: dict[str, Mapping[str, Any]] = {}
+        self._callers: dict[str, str | None] = {}
+        """The sub-agent of each call of this response, of which the client accepts no other one."""
         self._must_show = False
         self._is_quiet = False
         self._usage: list[Mapping[str, Any]] = []
@@ -271,6 +273,9 @@ class Events:
         if held != ids[: len(held)]:
             yield from self._emptied()
         yield self._event("MESSAGES_SNAPSHOT", messages=shown)
+        for message in shown:
+            for call in message.get("toolCalls", ()):
+                self._callers[call["id"]] = message.get("subagentRunId")
         self._held = [_kept(message) for message in shown]
         self._must_show = False
 
@@ -450,7 +455,12 @@ class Events:
 
     def _input(self, message_id: str, opened: _Open, chunk: Mapping[str, Any]) -> Iterator[Event]:
         call_id, owner = chunk["c"], _owner(opened)
+        if self._is_of_another(call_id, opened.agent):
+            # A failed attempt had a call with this id too: it follows as a snapshot, like a second text.
+            self._must_show = True
+            return
         if call_id not in opened.calls:
+            self._callers[call_id] = opened.agent
             if not opened.text:
                 # Clients make the message of a call without an id of its own, unless it exists.
                 opened.text = True
@@ -470,6 +480,9 @@ class Events:
         if chunk["d"]:
             yield self._event("TOOL_CALL_ARGS", toolCallId=call_id, delta=chunk["d"], **owner)
 
+    def _is_of_another(self, call_id: str, agent: str | None) -> bool:
+        return agent is not None and self._callers.get(call_id, agent) != agent
+
     def _call_ended(self, opened: _Open, call_id: str) -> Iterator[Event]:
         if call_id in opened.calls:
             opened.calls.discard(call_id)
@@ -480,8 +493,8 @@ class Events:
         for message_id, opened in list(self._open.items()):
             if opened.agent == chunk.get("a"):
                 yield from self._message_ended(message_id)
-        if call_id not in self._names:
-            # The call is not known to the client, as that of a step which is stored without its message.
+        if call_id not in self._names or self._is_of_another(call_id, chunk.get("a")):
+            # The client does not know this call, as that of a step which is stored without its message.
             self._must_show = True
             return
         owner = {"subagentRunId": chunk["a"]} if "a" in chunk else {}
