@@ -118,8 +118,7 @@ const send = async (content) => {
   thread ||= newId();
   if (!location.pathname.includes(thread)) history.replaceState(null, "", `${location.pathname}${thread}/`);
   if (draft.content !== content) draft = { id: newId(), content };
-  if (!(await act("POST", address("posts/"), draft))) return;
-  draft = {};
+  if (await act("POST", address("posts/"), draft)) draft = {}; else return;
   if (text.value.trim() === content) text.value = "";
 };
 compose.onsubmit = (event) => {
