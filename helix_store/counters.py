@@ -123,19 +123,24 @@ def has_budgets(tenant: str) -> str:
     return f"EXISTS (SELECT 1 FROM {_BUDGET} AS b WHERE b.tenant = {tenant})"
 
 
-def applies_to(session: str) -> str:
-    """Return the condition that a budget of its tenant applies to a session."""
+def scopes_of(session: str) -> tuple[str, ...]:
+    """Return the conditions of which a budget ``b`` of a session's tenant fulfils one if it applies to it."""
     root_id = f"COALESCE({session}.root_session_id, {session}.session_id)"
-    keys = (
+    return (
         "b.scope = 'tenant'",
         f"b.scope = 'tree' AND b.value = {root_id}",
         f"b.scope = 'user' AND b.value = {session}.user_id",
         f"b.scope = 'user' AND b.value = '' AND {session}.user_id IS NOT NULL",
         f"b.scope = 'agent_type' AND b.value IN ({session}.agent_type, '')",
     )
+
+
+def applies_to(session: str) -> str:
+    """Return the condition that a budget of its tenant applies to a session."""
     # Each part uses the index, also if the tenant has thousands of budgets.
     found = (
-        f"EXISTS (SELECT 1 FROM {_BUDGET} AS b WHERE b.tenant = {session}.tenant AND {key})" for key in keys
+        f"EXISTS (SELECT 1 FROM {_BUDGET} AS b WHERE b.tenant = {session}.tenant AND {scope})"
+        for scope in scopes_of(session)
     )
     return f"({' OR '.join(found)})"
 

@@ -22,7 +22,7 @@ from helix_store.core import moments, validation
 from helix_store.core.moments import as_utc
 from helix_store.core.payloads import Serializable
 from helix_store.core.types import RunStatus, SessionStatus
-from helix_store.counters import Spender, keys_of, period
+from helix_store.counters import Spender, keys_of, period, scopes_of
 from helix_store.engine.async_twins import in_thread_to_the_end
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import for_keys, is_in_list, list_parameter
@@ -192,13 +192,9 @@ def _stopped_by_budget(clock: Clock, *, is_over: bool) -> _Search:
         today = "strftime('%%Y-%%m-%%d', 'now')"
     else:
         today = f"to_char({clock.now} AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
-    applies = """(b.scope = 'tenant'
-                OR b.scope = 'tree' AND b.value = coalesce(s.root_session_id, s.session_id)
-                OR b.scope = 'user' AND s.user_id IS NOT NULL AND b.value IN ('', s.user_id)
-                OR b.scope = 'agent_type' AND b.value IN ('', s.agent_type))"""
     counted = """CASE WHEN b.scope = 'tenant' OR b.value <> '' THEN b.value
                     WHEN b.scope = 'user' THEN s.user_id ELSE s.agent_type END"""
-    is_budget = f"b.tenant = s.tenant AND b.name = {name} AND {applies}"
+    is_budget = f"b.tenant = s.tenant AND b.name = {name} AND ({' OR '.join(scopes_of('s'))})"
     is_counter = f"""c.tenant = b.tenant AND c.name = b.name AND c.value = {counted}
                 AND c.period = {period(today)}"""
 

@@ -35,6 +35,7 @@ _LONGEST_INTERVAL: Final = 0.15
 """A write of w seconds is followed by at least 5 w without one, but no more than this many seconds."""
 
 _PATIENCE_SECONDS: Final = 0.5
+"""How long a writer in a transaction waits for another thread that writes."""
 
 _logger = logging.getLogger(__name__)
 

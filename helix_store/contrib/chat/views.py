@@ -145,7 +145,7 @@ class Views:
             tenant = await _asked(tenant, request)
         if not isinstance(tenant, str):
             raise Refusal(HTTPStatus.FORBIDDEN, "forbidden", "You may not use this chat.")
-        if not isinstance(owner, str | int | UUID):
+        if owner is True or not isinstance(owner, str | int | UUID):
             raise TypeError(f"The owner of a chat is text, a number or a UUID, not {type(owner).__name__}.")
         if runs:
             await self._require_permission(request)

@@ -241,12 +241,17 @@ class EffectContract(StoreTests):
 
     # Locks
 
-    def test_a_former_holder_stores_nothing(self, store: Any, session_id: str) -> None:
+    def _held(self, session_id: str) -> tuple[Any, Any]:
+        """Return a lock manager and the lock of a session; skip the test where there is none."""
         manager = self.make_lock_manager()
         if manager is None:
             pytest.skip("no lock manager is provided")
-        first = manager.acquire(session_id)
-        assert first is not None
+        lock = manager.acquire(session_id)
+        assert lock is not None
+        return manager, lock
+
+    def test_a_former_holder_stores_nothing(self, store: Any, session_id: str) -> None:
+        manager, first = self._held(session_id)
         handle = self._session(store, session_id, first.fencing_token)
 
         def work() -> None:
@@ -286,11 +291,7 @@ class EffectContract(StoreTests):
         assert self._one(store, session_id).state == "unknown"
 
     def test_a_former_holder_does_not_enter_what_is_done(self, store: Any, session_id: str) -> None:
-        manager = self.make_lock_manager()
-        if manager is None:
-            pytest.skip("no lock manager is provided")
-        first = manager.acquire(session_id)
-        assert first is not None
+        manager, first = self._held(session_id)
         handle = self._session(store, session_id, first.fencing_token)
         ask_approval(store, session_id)
         approve(store, session_id)
