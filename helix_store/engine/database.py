@@ -398,7 +398,7 @@ class Database:
         if self.is_postgresql and conf.row_level_security():
             return self.transaction(body, only_reads=True)
         try:
-            with reading_moments(connection):
+            with reading_moments(connection, many=True):
                 connect_first(connection)
                 return body()
         except Exception as exc:
@@ -620,11 +620,13 @@ def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement, paramet
         return run(connection, statement, parameters)
 
 
-def reading_moments(connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
-    """Make Django's cursors read aware datetimes inside the block, even in a project without ``USE_TZ``."""
+def reading_moments(connection: BaseDatabaseWrapper, *, many: bool = False) -> AbstractContextManager[None]:
+    """Make Django's cursors read aware datetimes inside the block, even in a project without ``USE_TZ``. Pass
+    ``many`` if they may read so many that our own way of reading them saves time.
+    """
     # Without ``USE_TZ``, Django reads naive local times on PostgreSQL.
-    is_local = connection.vendor == "postgresql" and connection.timezone is None
-    psycopg = postgres_module() if is_local else None
+    is_needed = connection.vendor == "postgresql" and (many or connection.timezone is None)
+    psycopg = postgres_module() if is_needed else None
     return _UNCHANGED if psycopg is None else connection.execute_wrapper(psycopg.read_moments)
 
 

@@ -270,11 +270,12 @@ class DatabaseNow(Now):
         return self.as_sql(compiler, connection, template=SQLITE.now.replace("%%", "%%%%"), **context)
 
 
-class _JSONContains(Func):
+class ContainsDocument(Func):
     """The condition that a jsonb column contains a document, which SQLite checks with ``json_each``."""
 
     def __init__(self, column: str, document: Any, sqlite_condition: str, sqlite_params: list[str]) -> None:
         super().__init__(column, output_field=BooleanField())
+        self.column = column
         self.value = document
         self.document = json.dumps(document)
         self.sqlite_condition = sqlite_condition
@@ -282,23 +283,34 @@ class _JSONContains(Func):
 
     def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.source_expressions[0])
-        # The second half is the condition of the partial index, which omits empty documents.
-        empty = "[]" if isinstance(self.value, list) else "{}"
-        condition = f"({column} @> %s::jsonb AND {column} <> '{empty}'::jsonb)"
-        return condition, (*params, self.document, *params)
+        return self._on_postgresql(column), (*params, self.document, *params)
 
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.source_expressions[0])
-        condition = f"EXISTS (SELECT 1 FROM json_each({column}) WHERE {self.sqlite_condition})"
-        return condition, (*params, *self.sqlite_params)
+        return self._on_sqlite(column), (*params, *self.sqlite_params)
+
+    def written(self, name: str, *, is_postgresql: bool) -> tuple[str, dict[str, str]]:
+        """Return the condition for a `Statement`, with parameters whose names begin with ``name``."""
+        text = (self._on_postgresql if is_postgresql else self._on_sqlite)(self.column)
+        values = [self.document] if is_postgresql else self.sqlite_params
+        parameters = {f"{name}_{number}": value for number, value in enumerate(values)}
+        return text % tuple(f"%({each})s" for each in parameters), parameters
+
+    def _on_postgresql(self, column: str) -> str:
+        # The second half is the condition of the partial index, which omits empty documents.
+        empty = "[]" if isinstance(self.value, list) else "{}"
+        return f"({column} @> %s::jsonb AND {column} <> '{empty}'::jsonb)"
+
+    def _on_sqlite(self, column: str) -> str:
+        return f"EXISTS (SELECT 1 FROM json_each({column}) WHERE {self.sqlite_condition})"
 
 
-def has_tag(tag: str) -> Func:
-    return _JSONContains("tags", [tag], "json_each.value = %s", [tag])
+def has_tag(tag: str) -> ContainsDocument:
+    return ContainsDocument("tags", [tag], "json_each.value = %s", [tag])
 
 
-def has_metadata(key: str, value: str) -> Func:
-    return _JSONContains(
+def has_metadata(key: str, value: str) -> ContainsDocument:
+    return ContainsDocument(
         "metadata", {key: value}, "json_each.key = %s AND json_each.value = %s", [key, value]
     )
 

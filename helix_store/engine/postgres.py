@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from struct import Struct
 from types import SimpleNamespace
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -70,7 +71,7 @@ def fetch_prepared(
     # This is a private method of Django, which checks the thread, logs and wraps as for Django's own cursors.
     wrapped = connection._prepare_cursor(cursor)  # type: ignore[attr-defined]
     try:
-        wrapped.execute(prepared.text, _as_texts(prepared, parameters))
+        wrapped.execute(prepared.text, _arguments(prepared, parameters))
     except Error as exc:
         if not is_stale_prepared_statement(exc):
             raise
@@ -107,31 +108,58 @@ def read_committed(connection: Connection[Any]) -> Iterator[None]:
 # --- Parameters ------------------------------------------------------------------------------------
 
 
-def _as_texts(prepared: PreparedStatement, parameters: Mapping[str, Any]) -> list[str | None]:
-    """Return the values as text for the server. The server derives the type of an untyped parameter from its
-    position in the statement. The driver would derive it from the value, and would prepare a statement for
-    each size of integer.
+_Argument = str | bytes | None
+"""A value as the server reads it: text in the server's text form, bytes in its binary form."""
+_Values = Sequence[bytes | None]
+_Formats = Sequence[int] | None
+"""For each value, whether it is in binary form; ``None`` if none is."""
+
+
+def _arguments(prepared: PreparedStatement, parameters: Mapping[str, Any]) -> list[_Argument]:
+    """Return the values for the server. The server derives the type of an untyped parameter from its position
+    in the statement. The driver would derive it from the value, and would prepare a statement for each size
+    of integer. Only bytes are sent in binary form: as text, they would be twice as long.
     """
     return [
-        value if value is None or type(value) is str else _WRITERS[type(value)](value)
+        value if value is None or type(value) in _AS_THEY_ARE else _WRITERS[type(value)](value)
         for value in map(parameters.__getitem__, prepared.parameters)
     ]
+
+
+def _list(values: list[Any]) -> str | bytes:
+    return _byte_array(values) if values and type(values[0]) is bytes else _text_array(values)
+
+
+def _text_array(values: list[Any]) -> str:
+    return f"{{{','.join(map(_element, values))}}}"
 
 
 def _element(value: Any) -> str:
     if value is None:
         return "NULL"
-    text = value if type(value) is str else _WRITERS[type(value)](value)
+    text = value if type(value) is str else str(_WRITERS[type(value)](value))
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-_WRITERS: Final[dict[type, Callable[[Any], str]]] = {
+def _byte_array(values: list[bytes]) -> bytes:
+    """Return a ``bytea[]`` in binary form: its header, and each element after its length."""
+    elements = [part for value in values for part in (_LENGTH.pack(len(value)), value)]
+    return b"".join([_ARRAY_HEADER.pack(1, 0, _BYTEA_OID, len(values), 1), *elements])
+
+
+# The number of dimensions, whether an element may be NULL, and the type of the elements; then the length and
+# the first index of the only dimension.
+_ARRAY_HEADER: Final = Struct("!5i")
+_LENGTH: Final = Struct("!i")
+_BYTEA_OID: Final = 17
+
+_AS_THEY_ARE: Final = frozenset({str, bytes})
+_WRITERS: Final[dict[type, Callable[[Any], str | bytes]]] = {
     bool: str,
     int: str,
     float: repr,
-    bytes: lambda value: f"\\x{value.hex()}",
     datetime: datetime.isoformat,
-    list: lambda values: f"{{{','.join(map(_element, values))}}}",
+    list: _list,
 }
 
 
@@ -207,7 +235,7 @@ class _PreparedCursor:
         self._connection = connection
         self._prepared = prepared
         self._in_savepoint = in_savepoint
-        self._arguments: Sequence[str | None] = ()
+        self._arguments: Sequence[_Argument] = ()
         self._kept = _kept.get(connection) or _kept.setdefault(connection, _Kept())
         self._known = self._kept.prepared
         self.rows: Rows = []
@@ -223,19 +251,20 @@ class _PreparedCursor:
         text = self._prepared.text
         return _PLACEHOLDER.sub(lambda match: _quoted(self._arguments[int(match[1]) - 1]), text).encode()
 
-    def execute(self, sql: str, arguments: Sequence[str | None]) -> None:
-        """Run the statement with each argument in the server's own text form."""
+    def execute(self, sql: str, arguments: Sequence[_Argument]) -> None:
+        """Run the statement with each argument in a form of the server's own."""
         if sql != self._prepared.text:
             # A wrapper has changed it, perhaps differently each time, so it is not worth preparing.
             self._prepared, self._known = PreparedStatement(b"", sql, ()), set()
         self._arguments = arguments
         connection = self._connection
-        values = [None if argument is None else argument.encode() for argument in arguments]
+        values = [each.encode() if isinstance(each, str) else each for each in arguments]
+        formats = [type(each) is bytes for each in arguments] if bytes in map(type, arguments) else None
         with connection.lock:
-            result = self._run_in_savepoint(values) if self._in_savepoint else self._run(values)
+            result = (self._run_in_savepoint if self._in_savepoint else self._run)(values, formats)
             self.rows = self._kept.rows_of(result)
 
-    def _run(self, values: list[bytes | None]) -> PGresult:
+    def _run(self, values: _Values, formats: _Formats) -> PGresult:
         pgconn, name = self._connection.pgconn, self._prepared.name
         if name not in self._known:
             pgconn.send_prepare(name, self._prepared.text.encode())
@@ -243,10 +272,10 @@ class _PreparedCursor:
             with suppress(DuplicatePreparedStatement):
                 self._received()
             self._known.add(name)
-        pgconn.send_query_prepared(name, values)
+        pgconn.send_query_prepared(name, values, formats)
         return self._received()
 
-    def _run_in_savepoint(self, values: list[bytes | None]) -> PGresult:
+    def _run_in_savepoint(self, values: _Values, formats: _Formats) -> PGresult:
         pgconn, name = self._connection.pgconn, self._prepared.name
         must_begin = self._must_begin
         reads_mark = must_begin and self._connection in _marks
@@ -261,7 +290,7 @@ class _PreparedCursor:
             pgconn.send_query_params(_SAVE, None)
             if must_prepare:
                 pgconn.send_prepare(name, self._prepared.text.encode())
-            pgconn.send_query_prepared(name, values)
+            pgconn.send_query_prepared(name, values, formats)
             pgconn.send_query_params(_RELEASE, None)
             pgconn.pipeline_sync()
             results = self._connection.wait(_results(pgconn))
@@ -295,8 +324,10 @@ class _PreparedCursor:
         return result
 
 
-def _quoted(argument: str | None) -> str:
-    return "NULL" if argument is None else "'" + argument.replace("'", "''") + "'"
+def _quoted(argument: _Argument) -> str:
+    if isinstance(argument, bytes):
+        return f"'\\x{argument.hex()}'"
+    return "NULL" if argument is None else f"""'{argument.replace("'", "''")}'"""
 
 
 def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from django.db.models import BooleanField, F, Func, QuerySet
+from django.db.models import BooleanField, Func
 
 from helix_store.conf import constraint_name
 from helix_store.core import validation
 from helix_store.core.types import UNSET, SessionHead, SessionStatus, Timestamp, Unset
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import (
-    NoIndexHint,
-    after_keyset,
-    has_metadata,
-    has_tag,
-    read_cursor,
-    tenant_parameter,
-    write_cursor,
-)
-from helix_store.engine.statement import Statement
+from helix_store.engine.expressions import has_metadata, has_tag, read_cursor, write_cursor
+from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.models import Session
-from helix_store.sessions.state import HEAD_FIELDS, listed_head
+from helix_store.sessions.state import HEAD_FIELDS, listed_head, stored_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +86,15 @@ def next_cursor(query: SessionQuery, last: SessionHead, *last_tenant: str, tenan
     return write_cursor(position, query=_cursor_binding(query, tenant))
 
 
+_BOUND: Final = [
+    field.name for field in fields(SessionQuery) if field.name not in ("limit", "offset", "after", "count")
+]
+
+
 def _cursor_binding(query: SessionQuery, tenant: str | None) -> dict[str, Any]:
     """Return the values that the next page must repeat: the tenant (``None`` for all) and the query."""
-    binding = {"tenant": tenant, **asdict(query)}
+    binding = {"tenant": tenant, **{name: getattr(query, name) for name in _BOUND}}
     binding["statuses"] = None if query.statuses is None else sorted(query.statuses)
-    for paging in ("limit", "offset", "after", "count"):
-        del binding[paging]
     return binding
 
 
@@ -171,54 +166,89 @@ def _pattern(word: str) -> str:
     return f"%{word}%"
 
 
+_SESSION: Final = table(Session)
+_COLUMNS: Final = ("tenant", *HEAD_FIELDS)
+_EQUAL: Final = ("user_id", "root_session_id", "workspace_id")
+
+
 def select_sessions(
     db: Database, query: SessionQuery, *, of_all_tenants: bool = False
 ) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
-    """Return the page with its tenants, the total if requested, and whether more sessions follow."""
-    sessions = Session.objects.using(db.alias).all() if of_all_tenants else _of_tenant(db, query)
-    matching = _filtered(sessions, query)
-    total = matching.count() if query.count else None
+    """Return the page with its tenants, the total if requested, and whether more sessions follow.
+
+    The statements are written here: Django's queries would take longer to build than to run.
+    """
+    conditions, parameters = _matching(db, query, of_all_tenants=of_all_tenants)
+    total = None
+    if query.count:
+        ((total,),) = db.execute(
+            Statement(f"SELECT count(*) FROM {_SESSION}{_where(conditions)}"), parameters
+        )
     names = (query.order_by, "session_id", *(["tenant"] if of_all_tenants else []))
-    prefix = "-" if query.descending else ""
-    page = matching.order_by(*(f"{prefix}{name}" for name in names))
     if query.after is not None:
-        last = dict(zip(names, query.after, strict=True))
-        page = page.filter(after_keyset(Session, last, descending=query.descending))
-    rows = list(page.values("tenant", *HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
-    found = [(row["tenant"], listed_head(row)) for row in rows[: query.limit]]
+        # One range of an index; see `after_keyset`.
+        last = {f"after_{name}": value for name, value in zip(names, query.after, strict=True)}
+        follows = "<" if query.descending else ">"
+        conditions.append(f"({', '.join(names)}) {follows} ({', '.join(f'%({name})s' for name in last)})")
+        parameters |= last
+    order = ", ".join(f"{name} {'DESC' if query.descending else 'ASC'}" for name in names)
+    # SQLite plans for the size of a page that is part of the text.
+    page = Statement(
+        f"SELECT {', '.join(_COLUMNS)} FROM {_SESSION}{_where(conditions)} "
+        f"ORDER BY {order} LIMIT {query.limit + 1} OFFSET {query.offset}"
+    )
+    rows = db.execute(page, parameters)
+    found = [(row[0], listed_head(stored_columns(_COLUMNS, row))) for row in rows[: query.limit]]
     return found, total, len(rows) > query.limit
 
 
-def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
-    # An index over all tenants finds the documents. PostgreSQL must therefore know the size of this tenant:
-    # if it assumes a small tenant, it also reads all of the tenant's sessions to intersect the two sets.
-    is_by_document = query.tags or query.metadata
-    tenant = db.tenant if is_by_document else tenant_parameter(db.tenant)
-    return Session.objects.using(db.alias).filter(tenant=tenant)
+def _where(conditions: list[str]) -> str:
+    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
-def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
-    """Return the sessions that match every filter of a query."""
-    # An agent works for many users, so there are fewer sessions for a user or a workspace than for an agent.
-    is_of_few = query.user_id is not None or query.workspace_id is not None
-    sessions = sessions.alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))
-    equal: dict[str, Any] = {
-        "agent": query.agent_type,
-        "user_id": query.user_id,
-        "root_session_id": query.root_session_id,
-        "workspace_id": query.workspace_id,
-        "created_at__gte": query.created_from,
-        "created_at__lt": query.created_to,
-    }
-    sessions = sessions.filter(**{name: value for name, value in equal.items() if value is not None})
+def _matching(db: Database, query: SessionQuery, *, of_all_tenants: bool) -> tuple[list[str], dict[str, Any]]:
+    """Return the conditions that a session of the list meets, and their parameters."""
+    is_postgresql = db.is_postgresql
+    conditions: list[str] = []
+    parameters: dict[str, Any] = {}
+    if not of_all_tenants:
+        # An index over all tenants finds the documents. PostgreSQL must therefore know the size of this
+        # tenant: if it assumes a small tenant, it also reads all of its sessions to intersect the two sets.
+        is_hidden = is_postgresql and not (query.tags or query.metadata)
+        conditions.append("tenant = (SELECT %(tenant)s)" if is_hidden else "tenant = %(tenant)s")
+        parameters["tenant"] = db.tenant
+    if query.agent_type is not None:
+        # An agent works for many users, so there are fewer sessions for a user or a workspace than for an
+        # agent; SQLite would take the index of the agent, and sort.
+        is_of_few = query.user_id is not None or query.workspace_id is not None
+        conditions.append(f"{'+' if is_of_few and not is_postgresql else ''}agent_type = %(agent_type)s")
+        parameters["agent_type"] = query.agent_type
+    for name in _EQUAL:
+        if (value := getattr(query, name)) is not None:
+            conditions.append(f"{name} = %({name})s")
+            parameters[name] = value
     if query.statuses is not None:
-        sessions = sessions.filter(status__in=sorted(query.statuses))
+        statuses = {f"status_{number}": each.value for number, each in enumerate(sorted(query.statuses))}
+        conditions.append(
+            f"status IN ({', '.join(f'%({name})s' for name in statuses)})" if statuses else "1 = 0"
+        )
+        parameters |= statuses
     if query.parent_session_id is None:
-        sessions = sessions.filter(parent_session_id__isnull=True)
+        conditions.append("parent_session_id IS NULL")
     elif not isinstance(query.parent_session_id, Unset):
-        sessions = sessions.filter(parent_session_id=query.parent_session_id)
-    for tag in query.tags:
-        sessions = sessions.filter(has_tag(tag))
-    for key, value in query.metadata.items():
-        sessions = sessions.filter(has_metadata(key, value))
-    return sessions
+        conditions.append("parent_session_id = %(parent_session_id)s")
+        parameters["parent_session_id"] = query.parent_session_id
+    for name, follows, value in (
+        ("created_from", ">=", query.created_from),
+        ("created_to", "<", query.created_to),
+    ):
+        if value is not None:
+            conditions.append(f"created_at {follows} %({name})s")
+            parameters[name] = value
+    documents = [has_tag(tag) for tag in query.tags]
+    documents += [has_metadata(key, value) for key, value in query.metadata.items()]
+    for number, document in enumerate(documents):
+        condition, values = document.written(f"document_{number}", is_postgresql=is_postgresql)
+        conditions.append(condition)
+        parameters |= values
+    return conditions, parameters

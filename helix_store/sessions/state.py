@@ -762,9 +762,14 @@ def current_from(row: Mapping[str, Any]) -> SessionState:
 
 def stored_state(names: Sequence[str], values: Sequence[Any]) -> SessionState:
     """Return the state in the columns of a row, in which tags and metadata are text."""
+    return current_from(stored_columns(names, values))
+
+
+def stored_columns(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Return the columns of a row, in which tags and metadata are text, as Django's ``values()`` would."""
     row = by_column(names, values)
     row["tags"], row["metadata"] = _from_jsonb(row["tags"]), _from_jsonb(row["metadata"])
-    return current_from(row)
+    return row
 
 
 def _from_jsonb(text: str) -> Any:
