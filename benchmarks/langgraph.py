@@ -90,12 +90,7 @@ class _State(TypedDict):
 
 
 def statements_per_superstep(saver: BaseCheckpointSaver[Any], supersteps: int = 20) -> float:
-    """Statements of a run of a graph in this thread, for each of its supersteps."""
-    builder = StateGraph(_State)
-    builder.add_node("count", lambda state: {"number": state["number"] + 1})
-    builder.add_edge(START, "count")
-    builder.add_conditional_edges("count", lambda state: END if state["number"] >= supersteps else "count")
-    graph = builder.compile(checkpointer=saver)
+    """Statements of a run of a graph, for each of its supersteps."""
     sent = 0
 
     def count(execute: Any, *arguments: Any) -> Any:
@@ -118,9 +113,17 @@ def statements_per_superstep(saver: BaseCheckpointSaver[Any], supersteps: int = 
             with connections["default"].execute_wrapper(count):
                 return super().get_tuple(config)
 
+    # Before the graph is compiled: it runs with a copy of the saver.
     saver.__class__ = Counted
+    builder = StateGraph(_State)
+    builder.add_node("count", lambda state: {"number": state["number"] + 1})
+    builder.add_edge(START, "count")
+    builder.add_conditional_edges("count", lambda state: END if state["number"] >= supersteps else "count")
+    graph = builder.compile(checkpointer=saver)
     config: Any = {"configurable": {"thread_id": "counted"}, "recursion_limit": supersteps + 5}
     graph.invoke({"number": 0}, config, durability="sync")
+    if not sent:
+        raise AssertionError("no statement was counted")
     return sent / supersteps
 
 

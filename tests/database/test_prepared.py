@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Callable
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import SimpleTestCase
+from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
 
 from helix_store.core.types import (
@@ -17,9 +18,12 @@ from helix_store.core.types import (
     StepCommit,
     StepInfo,
 )
+from helix_store.engine.database import Database
+from helix_store.engine.statement import Statement
 from helix_store.exceptions import IntegrityFault, StoreBusy
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
+from tests.cells import for_each
 from tests.database.separate import execute, fetch
 from tests.databases import CommittedDatabase
 
@@ -85,6 +89,33 @@ def test_a_lost_write_alone_is_sent_whole(store: DatabaseStateStore, postgres_db
     execute(postgres_db.connection, "DEALLOCATE ALL")
     step(store, 1)
     assert version(store) == 3
+
+
+BYTES = {
+    "none": b"",
+    "a zero": b"\0",
+    "what text would quote": b"\"\\{},NULL'\n",
+    "every byte": bytes(range(256)),
+    "many": b"\xff" * 100_000,
+}
+
+
+@for_each("value", BYTES.values(), ids=BYTES, shared=True)
+def test_bytes_are_sent_as_they_are_and_shown_in_the_query_log(
+    postgres_db: CommittedDatabase, value: bytes
+) -> None:
+    statement = Statement(
+        "SELECT %(alone)s::bytea, %(list)s::bytea[], %(empty)s::bytea[], %(texts)s::text[], %(none)s::bytea"
+    )
+    listed = [value, *BYTES.values()]
+    parameters = {"alone": value, "list": listed, "empty": [], "texts": ["a"], "none": None}
+    database = Database(postgres_db.alias, "")
+    with CaptureQueriesContext(connections[postgres_db.alias]) as captured:
+        found = [database.read(statement, parameters)]
+        with transaction.atomic(using=postgres_db.alias):
+            found.append(database.read(statement, parameters))
+    assert found == [[(value, listed, [], ["a"], None)]] * 2
+    assert f"'\\x{value.hex()}'" in captured[0]["sql"]
 
 
 def test_a_closed_connection_is_not_kept(store: DatabaseStateStore, postgres_db: CommittedDatabase) -> None:
