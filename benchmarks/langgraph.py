@@ -27,8 +27,8 @@ from benchmarks.server import benchmark_server, connection_url, create_database
 __all__ = ["AIMS"]
 
 AIMS: Final = {
-    "put + put_writes": 1.2,
-    "get_tuple": 0.6,
+    "put + put_writes": 0.87,
+    "get_tuple": 0.5,
     "statements per superstep": 3.0,
     "put + put_writes, thread of 1,000 steps / of 10": 1.3,
     "get_tuple, thread of 1,000 steps / of 10": 1.3,

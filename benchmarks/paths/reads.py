@@ -98,7 +98,7 @@ CASES = [
             ),
             "ours": Client(operation=LoadState),
         },
-        comparisons=[Comparison(path="load_state 4 KB", target=Target(0.40, 0.49))],
+        comparisons=[Comparison(path="load_state 4 KB", target=Target(0.40, 0.45))],
         needs=[live_sessions, reference_sessions],
     ),
     Race(

@@ -199,7 +199,7 @@ CASES: Sequence[Case] = [
             "ours": Client(operation=partial(Step, alias="sqlite"), evidence=step_evidence("sqlite")),
         },
         comparisons=[
-            Comparison(path="SQLite step 4 KB, synchronous FULL", to="plain sqlite3", target=Target(0.3, 0.6))
+            Comparison(path="SQLite step 4 KB, synchronous FULL", to="plain sqlite3", target=Target(0.3, 0.4))
         ],
         needs=[sqlite_database],
         aliases=(),

@@ -77,11 +77,11 @@ CASES = [
                 to=None,
                 note="what this disk allows just now",
             ),
-            Comparison(path="step 4 KB", target=Target(0.60, 0.90)),
+            Comparison(path="step 4 KB", target=Target(0.65, 0.75)),
             Comparison(path="step 4 KB, the whole state stored", of="in full"),
             Comparison(path="step 4 KB inside atomic()", of="inside atomic()", target=Target(0.45, 0.55)),
             Comparison(path="step 4 KB, portable form", of="portable", target=Target(0.25, 0.40)),
-            Comparison(path=f"step against {LANGGRAPH}", to=LANGGRAPH, target=Target(1.25, 1.5)),
+            Comparison(path=f"step against {LANGGRAPH}", to=LANGGRAPH, target=Target(1.5, 1.8)),
             Comparison(path=f"step against {LANGGRAPH_PUT}", to=LANGGRAPH_PUT),
             Comparison(path=f"step against {OPENAI_AGENTS}", to=OPENAI_AGENTS, target=Target(4, 5)),
         ],
@@ -93,8 +93,10 @@ CASES = [
     Race(
         contestants=CONTESTANTS,
         comparisons=[
-            Comparison(path=f"step 4 KB, {WORKERS} processes", target=Target(0.55, 0.70)),
-            Comparison(path=f"step against {LANGGRAPH}, {WORKERS} processes", to=LANGGRAPH),
+            Comparison(path=f"step 4 KB, {WORKERS} processes", target=Target(0.55, 0.65)),
+            Comparison(
+                path=f"step against {LANGGRAPH}, {WORKERS} processes", to=LANGGRAPH, target=Target(1.4, 1.6)
+            ),
             Comparison(path=f"step against {OPENAI_AGENTS}, {WORKERS} processes", to=OPENAI_AGENTS),
         ],
         needs=NEEDS,

@@ -134,7 +134,7 @@ CASES = [
             ),
             "ours": Client(operation=ReadChunks),
         },
-        comparisons=[Comparison(path="read of 500 chunks", target=Target(0.45, 0.65))],
+        comparisons=[Comparison(path="read of 500 chunks", target=Target(0.45, 0.6))],
         needs=[streams],
     ),
 ]
