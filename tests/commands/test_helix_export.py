@@ -275,6 +275,36 @@ def test_a_folder_that_cannot_be_written_is_wrong_usage(
 
 
 @pytest.mark.thorough
+def test_a_pipe_or_a_device_stays_what_it_is(committed_db: CommittedDatabase, tmp_path: Path) -> None:
+    simple_session(committed_db, "session")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    export(committed_db, "--output", str(pipe))
+    # It fits into the buffer of a pipe.
+    found = os.read(reader, 65_536)
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert found.splitlines() == exported(committed_db).splitlines()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_link_stays_a_link(committed_db: CommittedDatabase, tmp_path: Path) -> None:
+    simple_session(committed_db, "session")
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    for _ in range(2):
+        export(committed_db, "--output", str(link))
+        assert link.is_symlink()
+        assert target.read_bytes()
+        target.write_bytes(b"")
+
+
+def test_a_folder_is_wrong_usage(committed_db: CommittedDatabase, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="Is a directory"):
+        export(committed_db, "--output", str(tmp_path))
+
+
 def test_every_line_is_read_by_a_json_tool(committed_db: CommittedDatabase) -> None:
     fill(committed_db)
     arguments, environment = command(committed_db, "helix_export", "--tenant", committed_db.tenant)

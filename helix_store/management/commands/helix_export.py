@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
@@ -62,7 +62,7 @@ class Command(StoreCommand):
             with self._to_stdout() as file:
                 summary = self._export(source, file)
         else:
-            with _replaced(output) as (file, keep):
+            with _written(output) as (file, keep):
                 summary = self._export(source, file)
                 is_chosen = given is not None or options["tenant"] is not None
                 is_of_nothing = is_chosen and not any(summary.counts.values())
@@ -120,10 +120,19 @@ class Command(StoreCommand):
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
-    """Yield a new file that only its owner can read. If it is kept, it replaces ``path``."""
+def _written(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
+    """Yield a file to write, and the call that keeps it. A new file, which only its owner can read, replaces
+    the one that ``path`` names, or the one that a link there leads to. A device or a pipe, such as
+    ``/dev/null``, is written directly: it must stay what it is, and has no earlier export to keep.
+    """
+    is_direct = path.exists() and not path.is_file()
+    path = path if is_direct else path.resolve()
     try:
-        file = NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
+        file: Any = (
+            path.open("wb")
+            if is_direct
+            else NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
+        )
     except OSError as exc:
         raise WrongUsage(f"{path} cannot be written: {exc.strerror}.") from exc
 
@@ -134,7 +143,7 @@ def _replaced(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
 
     try:
         with file:
-            yield file, keep
+            yield file, file.flush if is_direct else keep
     finally:
-        with suppress(FileNotFoundError):
-            Path(file.name).unlink()
+        if not is_direct:
+            Path(file.name).unlink(missing_ok=True)
