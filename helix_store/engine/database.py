@@ -398,7 +398,7 @@ class Database:
         if self.is_postgresql and conf.row_level_security():
             return self.transaction(body, only_reads=True)
         try:
-            with reading_moments(connection, many=True):
+            with reading_moments(connection):
                 connect_first(connection)
                 return body()
         except Exception as exc:

@@ -13,7 +13,7 @@ from django.db.models import BooleanField, Func
 from helix_store.conf import constraint_name
 from helix_store.core import validation
 from helix_store.core.types import UNSET, SessionHead, SessionStatus, Timestamp, Unset
-from helix_store.engine.database import Database
+from helix_store.engine.database import Database, reading_moments
 from helix_store.engine.expressions import has_metadata, has_tag, read_cursor, write_cursor
 from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import InvalidPayload, InvalidQuery
@@ -197,7 +197,8 @@ def select_sessions(
         f"SELECT {', '.join(_COLUMNS)} FROM {_SESSION}{_where(conditions)} "
         f"ORDER BY {order} LIMIT {query.limit + 1} OFFSET {query.offset}"
     )
-    rows = db.execute(page, parameters)
+    with reading_moments(db.connection, many=True):
+        rows = db.execute(page, parameters)
     found = [(row[0], listed_head(stored_columns(_COLUMNS, row))) for row in rows[: query.limit]]
     return found, total, len(rows) > query.limit
 
