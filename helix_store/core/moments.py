@@ -18,7 +18,9 @@ def as_utc(value: datetime | str) -> datetime:
 
 
 def as_sqlite_text(moment: datetime) -> str:
-    """Return an aware datetime as Django's fields store it on SQLite: as naive text in UTC."""
-    if moment.tzinfo is not UTC:
+    """Return a datetime as Django's fields store it on SQLite: as naive text in UTC. A naive one comes from a
+    row of SQLite, and is in UTC already.
+    """
+    if moment.tzinfo not in (None, UTC):
         moment = moment.astimezone(UTC)
     return str(moment.replace(tzinfo=None))

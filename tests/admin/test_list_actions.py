@@ -253,6 +253,7 @@ def test_an_action_applies_to_all_rows_that_match_the_filter(
     html = page.content.decode()
     assert "This applies to all 10 rows that match the filter." in html
     assert "continue.js" not in html
+    logged = LogEntry.objects.count()
     said = []
     given = {**_hidden(html), "reason": "Too old"}
     while (page := browser.client.post(address, given)).status_code == 200:
@@ -265,7 +266,7 @@ def test_an_action_applies_to_all_rows_that_match_the_filter(
     rows = Session.objects.using(browser.database.alias)
     assert rows.filter(status="failed", failure_reason="Too old").count() == 10
     assert rows.filter(agent_type="new", status="active").count() == 2
-    assert LogEntry.objects.count() == 10
+    assert LogEntry.objects.count() - logged == 10
     assert "10 done" in browser.open(address).text
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import pytest
 from django.db import connections
 from django.db.models import Subquery
 
 from helix_store.core.moments import as_sqlite_text
+from helix_store.engine.database import Database
 from helix_store.engine.expressions import DatabaseNow
-from helix_store.engine.statement import SQLITE
+from helix_store.engine.statement import SQLITE, Statement
 from helix_store.models import Session
 from helix_store.sessions.effects import SETTLE
 from helix_store.stores import DatabaseStateStore
@@ -25,6 +29,16 @@ MOMENTS: Final = {
 ASK: Final[dict[str, Any]] = {"tool_name": "ask"}
 
 
+@pytest.fixture
+def local_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process is in New York, as that of a project with this ``TIME_ZONE``."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 def at(expression: str, moment: datetime) -> str:
     """What an expression of the clock writes at a moment."""
     fixed = expression.replace("'now'", f"'{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d}'")
@@ -37,6 +51,18 @@ def at(expression: str, moment: datetime) -> str:
 def test_the_clock_writes_what_a_field_stores(sqlite_db: CommittedDatabase, name: str) -> None:
     moment = MOMENTS[name]
     assert at(SQLITE.now, moment) == at(SQLITE.after("ms"), moment) == as_sqlite_text(moment)
+
+
+@for_each("name", MOMENTS)
+def test_what_a_row_returned_is_the_same_parameter_at_any_place(
+    local_time: None, sqlite_db: CommittedDatabase, name: str
+) -> None:
+    """A page continues after such a moment: as local time, it would skip the sessions of some hours."""
+    moment = MOMENTS[name]
+    found = Database(sqlite_db.alias, "").read(
+        Statement("SELECT %(moment)s, %(naive)s"), {"moment": moment, "naive": moment.replace(tzinfo=None)}
+    )
+    assert found == [(as_sqlite_text(moment), as_sqlite_text(moment))]
 
 
 @for_each("name", MOMENTS)
