@@ -23,7 +23,7 @@ from helix_store.contrib.claude_agent import DjangoSessionStore
 from helix_store.contrib.langgraph import DjangoSaver, UsageRecorder
 from helix_store.contrib.openai_agents import DjangoSession, RunStateStore
 from helix_store.contrib.pydantic_ai import DjangoConversationStore
-from helix_store.contrib.strands import DjangoSessionRepository
+from helix_store.contrib.strands import DjangoSessionRepository, DjangoStorage
 from helix_store.core import moments
 from helix_store.exceptions import InvalidPayload, SessionEnded, SessionErased
 from helix_store.items import ItemLog
@@ -85,6 +85,10 @@ def strands(alias: str, options: Options) -> None:
     repository.create_session(StrandsSession(session_id="s", session_type=SessionType.AGENT))
 
 
+def strands_storage(alias: str, options: Options) -> None:
+    async_to_sync(DjangoStorage(alias, **options).write)("session/s/x", b"{}")
+
+
 def another_package(alias: str, options: Options) -> None:
     def write(session: LockedSession) -> None:
         assert session.session_id == "s"
@@ -130,6 +134,7 @@ WRITES: Final[dict[Write, str]] = {
             openai_run_state,
             pydantic_ai,
             strands,
+            strands_storage,
             another_package,
             another_package_creates,
         ),

@@ -397,8 +397,9 @@ class DjangoStorage(Storage):
     the session's lock and replaces the value of the key. It records the usage of the messages in a snapshot
     in the usage ledger, each message once, under the name ``model``, unless that is ``None``. ``user_id`` is
     the user of the sessions; a session of another user raises `ConflictError`. With a ``fencing_token``, a
-    write raises `FencedOutError` if the session's lock has a larger one. If a write is cancelled, the caller
-    is told after its transaction has ended. Raises Strands' ``StorageError`` for a key that is not valid, and
+    write raises `FencedOutError` if the session's lock has a larger one. An erased session is not created
+    again, which raises `SessionErased`, unless ``recreate`` is True. If a write is cancelled, the caller is
+    told after its transaction has ended. Raises Strands' ``StorageError`` for a key that is not valid, and
     the errors of helix_store.
 
     Example::
@@ -419,9 +420,15 @@ class DjangoStorage(Storage):
         model: str | None = "unknown",
         fencing_token: int | None = None,
         shared_session_id: str = "strands-storage",
+        recreate: bool = False,
     ) -> None:
         self._storage = ItemStorage(
-            agent_type, using, tenant=tenant, user_id=user_id, fencing_token=fencing_token
+            agent_type,
+            using,
+            tenant=tenant,
+            user_id=user_id,
+            fencing_token=fencing_token,
+            recreate=recreate,
         )
         self._model = validation.optional_identifier(model, "model")
         self._shared_id = session_id_for(shared_session_id)
