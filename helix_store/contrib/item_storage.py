@@ -258,6 +258,16 @@ def refuse_unreadable(
     raise InvalidPayload(path=name, reason=reason)
 
 
+def plain_json(value: Any) -> Any:
+    """Return a value as JSON has it, with tuples as lists and enumerations as their values, or ``None`` if
+    Python cannot write it as JSON.
+    """
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
 def is_same(one: Any, other: Any) -> bool:
     """Return whether two documents are equal, NaN included."""
     return bool(one == other) or json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

@@ -8,6 +8,7 @@ An entry of a turn has the number of the turn as ``step_count``, and the branch 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from agents.result import RunResultBase
 from agents.usage import RequestUsage, Usage
 
 from helix_store.adapters import SessionAdapter, session_id_for
-from helix_store.contrib.item_storage import record_usage
+from helix_store.contrib.item_storage import plain_json, record_usage
 from helix_store.core import validation
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT
@@ -235,7 +236,7 @@ class DjangoSession:
         try:
             await self._log.aappend(items, fencing_token=self.fencing_token)
         except InvalidPayload:
-            plain = _plain(items)
+            plain = plain_json(items)
             if plain is None:
                 raise
             await self._log.aappend(plain, fencing_token=self.fencing_token)
@@ -332,10 +333,13 @@ class DjangoSession:
     async def find_turns_by_content(
         self, search_term: str, branch_id: str | None = None
     ) -> list[dict[str, Any]]:
-        """Return the turns of `get_conversation_turns` whose user message contains the text."""
-        validation.instance(search_term, str, "search_term")
+        """Return the turns of `get_conversation_turns` whose user message contains the text. As in the SDK,
+        the case of ASCII letters does not matter.
+        """
+        text = re.escape(validation.instance(search_term, str, "search_term"))
+        pattern = re.compile(text, re.IGNORECASE | re.ASCII)
         turns = await self.get_conversation_turns(branch_id)
-        return [turn for turn in turns if search_term in _text(turn["full_content"])]
+        return [turn for turn in turns if any(map(pattern.search, _texts(turn["full_content"])))]
 
     async def get_conversation_by_turns(
         self, branch_id: str | None = None
@@ -440,7 +444,7 @@ class DjangoSession:
         try:
             return await self._log.areplace_suffix(None, items, fencing_token=self.fencing_token)
         except InvalidPayload:
-            plain = _plain(items)
+            plain = plain_json(items)
             if plain is None:
                 raise
             return await self._log.areplace_suffix(None, plain, fencing_token=self.fencing_token)
@@ -464,15 +468,6 @@ class DjangoSession:
         return [item for item in items if type(item.payload) is dict and item.payload.get("role") == "user"]
 
 
-def _plain(items: list[Any]) -> list[Any] | None:
-    """Return items with tuples, enumerations and similar values converted to JSON, or ``None``."""
-    try:
-        plain: list[Any] = json.loads(json.dumps(items, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return plain
-
-
 def _kind_of(item: Any) -> tuple[str, str | None]:
     """Return the role of a message or the type of another item, and the name of its tool."""
     match item:
@@ -490,6 +485,15 @@ def _tool_of(kind: str, item: Mapping[str, Any]) -> str | None:
     parts = [str(part) for part in (group, item.get("name")) if part]
     # The SDK puts a tool without a namespace into one of its own name.
     return ".".join(dict.fromkeys(parts)) or None
+
+
+def _texts(content: Any) -> list[str]:
+    """Return the texts that a person has written in a message, without the JSON around them."""
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _text(content: Any) -> str:

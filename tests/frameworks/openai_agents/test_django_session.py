@@ -84,6 +84,18 @@ async def test_an_item_with_a_tuple_is_stored_as_json_has_it(session: DjangoSess
     assert await session.get_items() == [{"role": "user", "content": [{"type": "input_text"}]}]
 
 
+@pytest.mark.parametrize(
+    ("term", "turns"),
+    [("PARIS", [1, 2]), ('"paris"', [2]), ("input_text", []), ("É", [2]), ("é", []), ("(", [])],
+)
+async def test_turns_are_found_by_the_texts_of_the_user(
+    session: DjangoSession, term: str, turns: list[int]
+) -> None:
+    parts: Any = [{"type": "input_image", "image_url": "x"}, {"type": "input_text", "text": 'To "paris", É'}]
+    await session.add_items([{"role": "user", "content": "Paris"}, {"role": "user", "content": parts}])
+    assert [turn["turn"] for turn in await session.find_turns_by_content(term)] == turns
+
+
 class Role(StrEnum):
     USER = "user"
 
