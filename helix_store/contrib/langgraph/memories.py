@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db.models import F, Q, QuerySet
 
+from helix_store.contrib.item_storage import plain_json
 from helix_store.contrib.langgraph.models import LangGraphMemory
 from helix_store.core import moments, validation
 from helix_store.core.limits import MAX_NAMESPACE_BYTES
 from helix_store.core.payloads import decode_object, encode, is_plain_json, size_of
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset, tenant_parameter
-from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidQuery, shown_id
+from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, InvalidQuery, shown_id
 
 if TYPE_CHECKING:
     from helix_store.contrib.langgraph.vectors.index import Index
@@ -82,6 +83,22 @@ def matches(match_type: str, path: Sequence[str]) -> Q:
     return is_under(namespace_text(first)) & Q(namespace__regex=f"^{pattern}")
 
 
+def encoded_value(
+    given: Mapping[str, Any], *, limit: int, name: str = "max_state_bytes", path: str
+) -> tuple[dict[str, Any], str]:
+    """Return a value as it is stored, and its text. As in LangGraph's stores in databases, a tuple becomes a
+    list, and an enumeration its value. Raises `InvalidPayload` and `LimitExceeded`.
+    """
+    value = dict(given)
+    try:
+        return value, encode(value, limit=limit, name=name, path=path)
+    except InvalidPayload:
+        plain = plain_json(value)
+        if plain is None:
+            raise
+    return plain, encode(plain, limit=limit, name=name, path=path)
+
+
 # --- Filters ---------------------------------------------------------------------------------------
 
 
@@ -91,9 +108,8 @@ def checked_filter(given: Any) -> dict[str, Any]:
         return {}
     if not isinstance(given, Mapping):
         raise InvalidQuery(f"filter must be a dict, not {type(given).__name__}.", path="filter")
-    checked = dict(given)
     try:
-        encode(checked, limit=_MOST_BYTES, name="bytes of filter", path="filter")
+        checked, _ = encoded_value(given, limit=_MOST_BYTES, name="bytes of filter", path="filter")
     except HelixStoreError as exc:
         raise InvalidQuery(str(exc), path="filter") from exc
     for value in checked.values():

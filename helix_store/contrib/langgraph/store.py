@@ -32,6 +32,7 @@ from helix_store.contrib.langgraph.memories import (
     StoredMemory,
     checked_filter,
     delete_namespace,
+    encoded_value,
     labels_of,
     matches,
     namespace_text,
@@ -41,7 +42,7 @@ from helix_store.contrib.langgraph.saver import AcceptsLifecycle
 from helix_store.contrib.langgraph.vectors.index import Embedded, Index
 from helix_store.core import validation
 from helix_store.core.limits import MAX_CALL_ITEMS, MAX_ID_BYTES
-from helix_store.core.payloads import encode, within_one_call
+from helix_store.core.payloads import within_one_call
 from helix_store.engine.async_twins import async_twin, in_thread_to_the_end
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, InvalidQuery
@@ -249,8 +250,8 @@ def _new_memory(op: PutOp, where: str, limit: int, embedding: Index | None) -> N
         return None
     if not isinstance(op.value, Mapping):
         raise InvalidPayload(path=where, reason=f"expected a dict, got {type(op.value).__name__}")
-    text = encode(dict(op.value), limit=limit, path=where)
-    embedded = {} if embedding is None else embedding.texts_of(op.value, op.index)
+    value, text = encoded_value(op.value, limit=limit, path=where)
+    embedded = {} if embedding is None else embedding.texts_of(value, op.index)
     return NewMemory(text, None if op.ttl is None else _ttl_ms(op.ttl, "ttl"), embedded)
 
 

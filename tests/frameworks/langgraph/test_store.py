@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from threading import Barrier
 from typing import Any
 
@@ -64,6 +67,26 @@ def test_a_value_is_read_as_it_was_put(committed_db: CommittedDatabase, value: d
     item = store.get(USER, "k")
     assert item is not None
     assert (item.value, list(item.value), item.key, item.namespace) == (value, list(value), "k", USER)
+
+
+class Kind(StrEnum):
+    DIET = "diet"
+
+
+@for_each(
+    "value",
+    [{"at": (35.0, 135.7)}, {"kind": Kind.DIET}, {"years": {2024: "Kyoto"}}, OrderedDict(at=[(1, 2)])],
+    ids=["tuple", "enumeration", "number as key", "subclass of dict"],
+)
+def test_a_value_that_json_has_in_another_form_is_stored_as_json_has_it(
+    committed_db: CommittedDatabase, value: dict[str, Any]
+) -> None:
+    store = store_of(committed_db)
+    store.put(USER, "k", value)
+    item = store.get(USER, "k")
+    assert item is not None
+    assert repr(item.value) == repr(json.loads(json.dumps(value)))
+    assert [found.key for found in store.search(USER, filter=value)] == ["k"]
 
 
 def test_a_second_put_replaces_the_value_and_keeps_the_time_of_creation(
