@@ -364,7 +364,7 @@ CLASSES: Final[dict[str, type[Any]]] = {
 }
 NO_STATEMENT: Final = {
     DjangoSaver: {"from_conn_string", "get_next_version", "setup", "with_allowlist"},
-    DjangoStore: {"from_conn_string", "setup"},
+    DjangoStore: {"from_conn_string", "setup", "start_ttl_sweeper", "stop_ttl_sweeper"},
     DjangoSessionRepository: {"session_id_of"},
     DjangoSessionStore: {"session_id_of"},
 }

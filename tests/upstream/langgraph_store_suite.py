@@ -30,11 +30,7 @@ _VECTOR_TYPES: Final = ("vector", "halfvec")
 def store(committed_db: CommittedDatabase) -> Any:
     from helix_store.contrib.langgraph import DjangoStore
 
-    class Store(DjangoStore):
-        def stop_ttl_sweeper(self) -> None:
-            """There is none; upstream stops its own."""
-
-    return Store(using=committed_db.alias, tenant=committed_db.tenant, ttl={"refresh_on_read": True})
+    return DjangoStore(using=committed_db.alias, tenant=committed_db.tenant, ttl={"refresh_on_read": True})
 
 
 @pytest.fixture

@@ -84,8 +84,8 @@ from helix_store.locks import DatabaseLockManager, hold_fence
 from helix_store.sessions.locking import touch_session
 
 
-class _Nothing:
-    """The result of `setup`, which async code awaits and sync code ignores."""
+class Nothing:
+    """The result of a call such as `setup`, which async code awaits and sync code ignores."""
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from ()
@@ -102,9 +102,9 @@ class AcceptsLifecycle:
             f'add the database to DATABASES, and pass its alias, as in {cls.__name__}(using="default").'
         )
 
-    def setup(self) -> _Nothing:
+    def setup(self) -> Nothing:
         """Do nothing: ``python manage.py migrate`` creates the tables. Async code may await the result."""
-        return _Nothing()
+        return Nothing()
 
     def __enter__(self) -> Self:
         return self

@@ -38,7 +38,7 @@ from helix_store.contrib.langgraph.memories import (
     namespace_text,
     sweep,
 )
-from helix_store.contrib.langgraph.saver import AcceptsLifecycle
+from helix_store.contrib.langgraph.saver import AcceptsLifecycle, Nothing
 from helix_store.contrib.langgraph.vectors.index import Embedded, Index
 from helix_store.core import validation
 from helix_store.core.limits import MAX_CALL_ITEMS, MAX_ID_BYTES
@@ -114,6 +114,15 @@ class DjangoStore(AcceptsLifecycle, BaseStore):
         `expired_session_cleanup` and ``cleanup_expired_sessions`` also do this, for all tenants.
         """
         return sweep(self._db, self._db.query(self._db.now))
+
+    def start_ttl_sweeper(self, sweep_interval_minutes: int | None = None) -> Nothing:
+        """Log a warning, because the store starts no thread. Async code may await the result."""
+        _warn_of_no_sweeper("start_ttl_sweeper")
+        return Nothing()
+
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> Nothing:
+        """Do nothing: no thread has been started. Async code may await the result."""
+        return Nothing()
 
     def delete_namespace(self, prefix: Sequence[str]) -> int:
         """Delete all items of a namespace and of those under it, and return their number.
@@ -301,13 +310,18 @@ def _checked_config(config: TTLConfig | None) -> TTLConfig | None:
     for name in config.keys() - _TTL_KEYS:
         raise InvalidPayload(path=f"ttl/{name}", reason=f"expected one of {', '.join(sorted(_TTL_KEYS))}")
     if config.get("sweep_interval_minutes") is not None:
-        _logger.warning(
-            "DjangoStore starts no thread, so sweep_interval_minutes has no effect: the command "
-            "cleanup_expired_sessions deletes expired values, and so does sweep_ttl()."
-        )
+        _warn_of_no_sweeper("sweep_interval_minutes")
     if (minutes := config.get("default_ttl")) is not None:
         _ttl_ms(minutes, "ttl/default_ttl")
     return TTLConfig(**config)
+
+
+def _warn_of_no_sweeper(name: str) -> None:
+    _logger.warning(
+        "DjangoStore starts no thread, so %s has no effect: the command cleanup_expired_sessions deletes "
+        "expired values, and so does sweep_ttl().",
+        name,
+    )
 
 
 def _fields(memory: StoredMemory, value: dict[str, Any]) -> dict[str, Any]:
