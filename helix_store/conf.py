@@ -214,8 +214,9 @@ def admin_tenants() -> Callable[[Any], Any] | None:
         raise ImproperlyConfigured(f"{problem}.")
     try:
         found = import_string(given)
-    except ImportError as exc:
-        raise ImproperlyConfigured(f"{problem}: {exc}.") from exc
+    except Exception as exc:
+        # A module of the project may raise anything when it is imported.
+        raise ImproperlyConfigured(f"{problem}: {type(exc).__name__}: {exc}.") from exc
     if not callable(found):
         raise ImproperlyConfigured(f"{problem}: {given} is not callable.")
     return found  # type: ignore[no-any-return]
@@ -298,8 +299,12 @@ def require_usable_prefix() -> None:
 
 
 def _prefix() -> str:
-    prefix = get("TABLE_PREFIX")
-    return DEFAULTS["TABLE_PREFIX"] if table_prefix_problem(prefix) else prefix  # type: ignore[no-any-return]
+    try:
+        prefix = get("TABLE_PREFIX")
+    except ImproperlyConfigured:
+        # Models also load if the settings are not a dict, so that a check can report this.
+        prefix = None
+    return DEFAULTS["TABLE_PREFIX"] if table_prefix_problem(prefix) else prefix  # type: ignore[return-value]
 
 
 def table_name(suffix: str) -> str:

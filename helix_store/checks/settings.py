@@ -13,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django.urls import URLResolver, get_resolver
+from django.utils.module_loading import import_string
 
 from helix_store import conf
 from helix_store.catalogue import tables
@@ -74,8 +75,30 @@ def _wrong_values() -> Iterable[str]:
     if isinstance(conf.get("STREAMS"), dict):
         yield from _wrong_stream_options()
     for name in ("STREAM_PERMISSION", "ADMIN_USERS"):
-        if conf.get(name) is not None and not isinstance(conf.get(name), str):
-            yield f'HELIX_STORE["{name}"] must be None or the dotted path of a callable.'
+        problem = f'HELIX_STORE["{name}"] must be None or the dotted path of a callable'
+        if conf.get(name) and isinstance(conf.get(name), str):
+            yield from _wrong_path(conf.get(name), problem)
+        elif conf.get(name) not in (None, ""):
+            yield f"{problem}."
+    if isinstance(conf.get("WORKSPACE_PROVIDERS"), dict):
+        for name, path in conf.get("WORKSPACE_PROVIDERS").items():
+            problem = f'HELIX_STORE["WORKSPACE_PROVIDERS"][{name!r}] must be the dotted path of a provider'
+            if isinstance(name, str) and isinstance(path, str):
+                yield from _wrong_path(path, problem, is_called=False)
+            else:
+                yield f"{problem}, under a name."
+
+
+def _wrong_path(path: str, problem: str, *, is_called: bool = True) -> Iterable[str]:
+    """Yield the problem if a dotted path does not lead to an object of the project."""
+    try:
+        found = import_string(path)
+    except Exception as exc:
+        # A module of the project may raise anything when it is imported.
+        yield f"{problem}: {type(exc).__name__}: {exc}."
+        return
+    if is_called and not callable(found):
+        yield f"{problem}: {path} is not callable."
 
 
 def _wrong_stream_options() -> Iterable[str]:
@@ -128,7 +151,11 @@ def _unsupported(connection: Any) -> str | None:
 @register(Tags.urls, "helix_store")
 def check_stream_permission(**kwargs: Any) -> list[CheckMessage]:
     """Report W006: the URLs of the app are included, but no permission is set."""
-    if conf.stream_permission() is not None or not getattr(settings, "ROOT_URLCONF", None):
+    try:
+        permission = conf.stream_permission()
+    except ImproperlyConfigured:
+        return []  # E004 reports the settings.
+    if permission is not None or not getattr(settings, "ROOT_URLCONF", None):
         return []
     if not _includes("helix_store", get_resolver()):
         return []

@@ -469,8 +469,12 @@ def _loaded(name: str, path: str) -> WorkspaceProvider:
     try:
         found = import_string(path)
         provider = found() if isinstance(found, type) or not isinstance(found, WorkspaceProvider) else found
-    except (ImportError, TypeError) as exc:
-        raise ImproperlyConfigured(f"Workspace provider {name!r} cannot be loaded from {path!r}.") from exc
+    except Exception as exc:
+        # A module or a provider of the project may raise anything.
+        reason = f"{type(exc).__name__}: {exc}"
+        raise ImproperlyConfigured(
+            f"Workspace provider {name!r} cannot be loaded from {path!r}: {reason}."
+        ) from exc
     if not isinstance(provider, WorkspaceProvider):
         raise ImproperlyConfigured(
             f"{path!r} is not a workspace provider: it cannot list or delete snapshots."

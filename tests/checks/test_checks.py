@@ -138,12 +138,46 @@ class NowhereRouter:
         {"STREAMS": {"LISTEN_DATABASE": "nowhere"}},
         {"STREAMS": {"nope": 1}},
         {"STREAM_PERMISSION": print},
+        {"STREAM_PERMISSION": "nowhere.may_watch"},
+        {"STREAM_PERMISSION": f"{__name__}.ROOT"},
+        {"STREAM_PERMISSION": "tests.checks.raises_on_import.may_watch"},
+        {"ADMIN_USERS": "names"},
+        {"ADMIN_USERS": "tests.checks.raises_on_import.names"},
+        {"ADMIN_TENANTS": "tests.checks.raises_on_import.tenants"},
         {"WORKSPACE_PROVIDERS": "x"},
+        {"WORKSPACE_PROVIDERS": {"files": None}},
+        {"WORKSPACE_PROVIDERS": {7: "nowhere.Provider"}},
+        {"WORKSPACE_PROVIDERS": {"files": "nowhere.Provider"}},
+        {"WORKSPACE_PROVIDERS": {"files": "tests.checks.raises_on_import.Provider"}},
     ],
 )
 def test_e004_wrong_value(configured: Any) -> None:
     with override_settings(HELIX_STORE=configured):
         assert ids(checks.settings.check_settings()) == ["helix_store.E004"]
+
+
+@pytest.mark.parametrize("value", ["7", "None", "[1]", '{"PAGE_SIZE": "many"}'])
+@pytest.mark.parametrize("command", ["check", "cleanup_expired_sessions", "helix_doctor"])
+def test_e004_a_process_with_unreadable_settings_says_so(tmp_path: Path, value: str, command: str) -> None:
+    (tmp_path / "unreadable.py").write_text(
+        f"from example_project.settings import *\nHELIX_STORE = {value}\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "manage.py", command],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "DATABASE_URL": f"sqlite:///{tmp_path / 'db.sqlite3'}",
+            "DJANGO_SETTINGS_MODULE": "unreadable",
+            "PYTHONPATH": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert "helix_store.E004" in process.stdout + process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_e004_a_listening_alias_has_to_be_on_postgresql(

@@ -33,8 +33,7 @@ class Command(StoreCommand):
         parser.add_argument(
             "--batch-size",
             type=at_least(1),
-            default=conf.page_size(),
-            help="Sessions per batch (default: PAGE_SIZE, which is %(default)s).",
+            help="Sessions per batch (default: PAGE_SIZE).",
         )
         parser.add_argument("--limit", type=at_least(1), help="Maximum number of sessions in one round.")
         parser.add_argument(
@@ -74,7 +73,7 @@ class Command(StoreCommand):
         said = None
         batches = expired_session_cleanup_batches(
             using=options["database"],
-            page_size=options["batch_size"],
+            page_size=options["batch_size"] or conf.page_size(),
             limit=options["limit"],
             dry_run=options["dry_run"],
             delete_after=options["delete_after"],
