@@ -15,7 +15,7 @@ from django.db.models import Count, Exists, F, Model, OuterRef, QuerySet, Sum
 
 from helix_store import conf
 from helix_store.catalogue import tables
-from helix_store.catalogue.table import children_of_sessions, tenants_with_rows
+from helix_store.catalogue.table import children_of_sessions, children_with_rows, let_go, tenants_with_rows
 from helix_store.cleanup.workspaces import (
     ErasureReceipt,
     MissingProvider,
@@ -32,7 +32,7 @@ from helix_store.core.types import BRANCHED_FROM, SessionStatus, StreamStatus, U
 from helix_store.core.usage import BudgetScope
 from helix_store.counters import delete_usage
 from helix_store.engine.database import Database, refuse_moved
-from helix_store.engine.expressions import for_keys, has_metadata, keyset_pages, list_parameter
+from helix_store.engine.expressions import for_keys, has_metadata, keyset_pages, list_parameter, with_keys
 from helix_store.engine.statement import Clock, Statement, table, with_clock
 from helix_store.exceptions import IntegrityFault, InvalidQuery
 from helix_store.models import (
@@ -342,6 +342,27 @@ class DoomedStream(NamedTuple):
 def doomed_streams(db: Database, keys: Collection[int]) -> list[DoomedStream]:
     parameters = {"tenant": db.tenant, "keys": list_parameter(db, list(keys))}
     return [DoomedStream(*row) for row in db.read(STREAMS_OF_NO_OTHER, parameters)]
+
+
+def sessions_with_streams(db: Database, keys: Collection[int], *, except_for: Sequence[int]) -> set[int]:
+    """Return those of the sessions that have a stream other than these."""
+    streams = Stream.objects.using(db.alias).filter(tenant=OuterRef("tenant"), stream_id=OuterRef("stream_id"))
+    others = with_keys(db, Session.objects.using(db.alias), "id", list(keys)).filter(
+        Exists(streams.exclude(pk__in=except_for))
+    )
+    return set(db.query(partial(list, others.values_list("pk", flat=True))))
+
+
+def has_shared_rows(db: Database, keys: Collection[int]) -> bool:
+    """Return whether the sessions have rows with which their apps delete rows that sessions share."""
+    sharing = {each.model for each in tables("session") if each.before_delete is not None}
+    found = db.query(partial(children_with_rows, db, keys)) if sharing and keys else []
+    return any(child.related_model in sharing for child in found)
+
+
+def delete_shared_rows(db: Database, keys: Collection[int]) -> Rows:
+    """Delete the rows that no other sessions share, as the deletion of these sessions does."""
+    return let_go(db, keys, [child.related_model for child in children_with_rows(db, keys)])
 
 
 def row_counts(db: Database, keys: Collection[int], streams: Collection[DoomedStream]) -> Rows:

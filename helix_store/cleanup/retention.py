@@ -12,7 +12,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any, Final
 
-from django.db.models import Exists, Model, OuterRef
+from django.db.models import Exists, Model, OuterRef, QuerySet
 
 from helix_store import conf
 from helix_store.budgets import ended_counters, forget_periods
@@ -24,13 +24,16 @@ from helix_store.cleanup.erasure import (
     DoomedStream,
     Portions,
     Rows,
+    delete_shared_rows,
     doomed_streams,
+    has_shared_rows,
     in_use,
     in_use_from_now_on,
     is_in_use,
     links_into,
     require_writable,
     row_counts,
+    sessions_with_streams,
     snapshots_of_tree,
     tenants_of,
     with_workspaces,
@@ -46,7 +49,7 @@ from helix_store.core.types import RetentionPolicy, SessionStatus, Timestamp
 from helix_store.core.usage import BudgetPeriod
 from helix_store.counters import change_usage, delete_usage
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import keyset_pages, list_parameter
+from helix_store.engine.expressions import keyset_pages, list_parameter, with_keys
 from helix_store.exceptions import TenantMoved
 from helix_store.models import (
     Budget,
@@ -174,6 +177,9 @@ class Retention:
         self._portions = Portions()
         # The rows that a dry run counted with their sessions, so that no other rule counts them again.
         self._doomed: Counter[str] = Counter()
+        # The sessions that a dry run counted and whose stream or app rows other sessions share, by key.
+        self._sharing: set[int] = set()
+        self._with_shared_rows: set[int] = set()
 
     def batches(self) -> Iterator[RetentionSummary]:
         """Apply the policy batch by batch. Stop iterating to stop it between two batches."""
@@ -227,6 +233,10 @@ class Retention:
                 else:
                     self._delete_trees(db, page, closed)
                 yield self.summary
+        if self._with_shared_rows:
+            self._count_shared_rows(db)
+            yield self.summary
+        self._sharing, self._with_shared_rows = set(), set()
 
     def _idle_pages(self, db: Database, status: str, before: datetime) -> Iterator[dict[int, str]]:
         """Yield the ids, by key, of idle sessions without a parent, in the order of the index by status."""
@@ -338,9 +348,23 @@ class Retention:
         free = [keys for keys in distinct if not keys & used]
         self._count(in_use=len(distinct) - len(free))
         keys = set().union(*free)
-        streams = doomed_streams(db, keys)
+        # A stream is deleted with the last of its sessions, which may be on a later page than the others.
+        sharing = keys | self._sharing
+        streams = doomed_streams(db, sharing)
+        self._sharing = sessions_with_streams(db, sharing, except_for=[stream.key for stream in streams])
         self._count(sessions=row_counts(db, keys, streams), trees=len(free))
         self._doom(db, keys, streams)
+        if has_shared_rows(db, keys):
+            self._with_shared_rows |= keys
+
+    def _count_shared_rows(self, db: Database) -> None:
+        """Count the rows that other apps delete with the last of the sessions that share them.
+
+        Only these rows are deleted, in a transaction that is rolled back.
+        """
+        with db.rolled_back():
+            rows = db.transaction(partial(delete_shared_rows, db, self._with_shared_rows))
+        self._count(sessions=rows)
 
     def _doom(self, db: Database, keys: Collection[int], streams: Sequence[DoomedStream]) -> None:
         """Record the rows that other rules would also have counted here."""
@@ -352,6 +376,9 @@ class Retention:
             rows = Stream.objects.using(db.alias).filter(pk__in=[stream.key for stream in streams])
             self._doomed["chunks"] += would_empty(db, rows, request).chunks
             self._doomed["lost"] += sum(stream.is_lost for stream in streams)
+        if (days := self._policy.operations_days) is not None:
+            old = with_keys(db, self._old_operations(db, days), "session", list(keys))
+            self._doomed["operations"] += db.query(old.count)
 
     def _without_doomed(self, kind: str, number: int) -> int:
         doomed = min(number, self._doomed[kind])
@@ -446,10 +473,10 @@ class Retention:
         days = self._policy.operations_days
         if days is None:
             return
-        rows = Operation.objects.using(db.alias).filter(session__tenant=db.tenant)
-        old = rows.filter(created_at__lte=self._before(days))
+        old = self._old_operations(db, days)
         if self.dry_run:
-            self._count(operations=Rows({Operation: db.query(old.count)}))
+            number = self._without_doomed("operations", db.query(old.count))
+            self._count(operations=Rows({Operation: number}))
             yield self.summary
             return
         for page in keyset_pages(db, old, ("pk",), sizes=repeat(self._page_size)):
@@ -457,6 +484,10 @@ class Retention:
             deleted, _ = db.transaction(Operation.objects.using(db.alias).filter(pk__in=keys).delete)
             self._count(operations=Rows({Operation: deleted}))
             yield self.summary
+
+    def _old_operations(self, db: Database, days: float) -> QuerySet[Operation]:
+        rows = Operation.objects.using(db.alias).filter(session__tenant=db.tenant)
+        return rows.filter(created_at__lte=self._before(days))
 
     def _in_pages(
         self, db: Database, rule: str, entries: Any, change: Callable[[Database, list[int]], int]

@@ -23,7 +23,7 @@ from helix_store.core import moments
 from helix_store.core.types import StepInfo, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource
 from helix_store.engine.database import Database
-from helix_store.models import Session, Stream, StreamChunk
+from helix_store.models import Operation, Session, Stream, StreamChunk
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.retention import RetentionPolicy, RetentionSummary, apply_retention
 from helix_store.sessions.heads import delete_locked_sessions
@@ -36,6 +36,7 @@ from helix_store.stores import (
 from tests.cells import for_each
 from tests.cleanup.providers import MemoryProvider
 from tests.databases import CommittedDatabase, delete_all_rows
+from tests.frameworks.pydantic_ai.conversations import forked, saved
 from tests.processes import run_in_threads
 
 DAY = timedelta(days=1)
@@ -394,6 +395,55 @@ def test_a_dry_run_does_not_count_the_writer_of_a_stream_that_goes_with_its_sess
     said = retain(store, policy, dry_run=True)
     assert (said.trees, said.streams_failed) == (1, 1)
     assert replace(said, dry_run=False) == retain(store, policy)
+
+
+def _with_an_old_operation(store: DatabaseStateStore) -> None:
+    for session_id in ("old", "young"):
+        state = store.create_session(session_id, agent_type="agent")
+        store.save_state_and_promote_staging(
+            session_id, state, [], StepInfo("step-1", 1), operation_id="operation"
+        )
+    rows(store, Operation).update(created_at=moments.now() - LONG)
+    age(store, "old", by=LONG)
+
+
+def _with_a_shared_stream(store: DatabaseStateStore) -> None:
+    for session_id, stream_id in (("a", "gone"), ("b", "gone"), ("c", "kept"), ("young", "kept")):
+        store.create_session(session_id, agent_type="agent", stream_id=stream_id)
+    streams = DatabaseStreamManager(store.alias, tenant=store.tenant)
+    for stream_id in ("gone", "kept"):
+        async_to_sync(streams.create_writer)(stream_id, "run-1", "agent")
+        streams.write_sync(stream_id, [{"type": "text", "text": "hello"}])
+    rows(store, Stream).update(lease_expires_at=moments.now() - DAY)
+    store.update_status("b", "completed")
+    age(store, "a", "b", "c", by=LONG)
+
+
+def _with_shared_rows_of_an_app(store: DatabaseStateStore) -> None:
+    database = CommittedDatabase(alias=store.alias, tenant=store.tenant)
+    saved(database, "source", "one", "two")
+    forked(database, "source", "fork", "three")
+    saved(database, "other", "one")
+    forked(database, "other", "young", "two")
+    age(store, "source", "fork", "other", by=LONG)
+
+
+@pytest.mark.parametrize("page_size", [1, 200])
+@pytest.mark.parametrize(
+    "write", [_with_an_old_operation, _with_a_shared_stream, _with_shared_rows_of_an_app]
+)
+def test_a_dry_run_counts_each_row_once_wherever_its_sessions_are(
+    store: DatabaseStateStore, write: Callable[[DatabaseStateStore], None], page_size: int
+) -> None:
+    write(store)
+    policy = RetentionPolicy(
+        sessions_idle_days={"active": 30, "completed": 30}, operations_days=30, streams_ended_days=7
+    )
+    before = everything(store)
+    said = retain(store, policy, dry_run=True, page_size=page_size)
+    assert everything(store) == before
+    assert replace(said, dry_run=False) == retain(store, policy, page_size=page_size)
+    assert known(store) == {"young"}
 
 
 def test_a_dry_run_takes_as_many_statements_for_many_trees_as_for_one(store: DatabaseStateStore) -> None:

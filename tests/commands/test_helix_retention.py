@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -18,6 +19,7 @@ from django.db import connections
 from django.test import override_settings
 
 from helix_store.core import moments
+from helix_store.management.commands import helix_retention
 from helix_store.models import Session
 from helix_store.retention import RetentionSummary
 from helix_store.stores import DatabaseStateStore
@@ -97,6 +99,12 @@ def test_a_table_has_a_line_for_each_rule_and_table(store: DatabaseStateStore) -
         ["streams", "failed", "0"],
         ["errors", "0"],
     ]
+
+
+def test_the_table_has_every_rule_of_the_summary() -> None:
+    counts = {each.name for each in fields(RetentionSummary)}
+    shown = {*helix_retention._RULES, *helix_retention._COUNTS, "dry_run"}
+    assert shown == counts
 
 
 def test_one_tenant(store: DatabaseStateStore) -> None:

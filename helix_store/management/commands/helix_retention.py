@@ -17,6 +17,8 @@ _RULES: Final = {
     "streams": "prune streams",
     "usage_dropped": "delete usage",
     "usage_anonymised": "anonymise usage",
+    "budget_periods": "delete counters of budgets",
+    "operations": "delete records of operations",
 }
 _COUNTS: Final = ("trees", "in_use", "snapshots_deleted", "streams_failed", "errors")
 
