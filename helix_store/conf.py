@@ -304,7 +304,7 @@ def _prefix() -> str:
     except ImproperlyConfigured:
         # Models also load if the settings are not a dict, so that a check can report this.
         prefix = None
-    return DEFAULTS["TABLE_PREFIX"] if table_prefix_problem(prefix) else prefix  # type: ignore[return-value]
+    return DEFAULTS["TABLE_PREFIX"] if table_prefix_problem(prefix) else prefix  # type: ignore[no-any-return]
 
 
 def table_name(suffix: str) -> str:

@@ -93,8 +93,7 @@ def _wrong_path(path: str, problem: str, *, is_called: bool = True) -> Iterable[
     """Yield the problem if a dotted path does not lead to an object of the project."""
     try:
         found = import_string(path)
-    except Exception as exc:
-        # A module of the project may raise anything when it is imported.
+    except Exception as exc:  # noqa: BLE001  a module of the project may raise anything
         yield f"{problem}: {type(exc).__name__}: {exc}."
         return
     if is_called and not callable(found):

@@ -346,7 +346,9 @@ def doomed_streams(db: Database, keys: Collection[int]) -> list[DoomedStream]:
 
 def sessions_with_streams(db: Database, keys: Collection[int], *, except_for: Sequence[int]) -> set[int]:
     """Return those of the sessions that have a stream other than these."""
-    streams = Stream.objects.using(db.alias).filter(tenant=OuterRef("tenant"), stream_id=OuterRef("stream_id"))
+    streams = Stream.objects.using(db.alias).filter(
+        tenant=OuterRef("tenant"), stream_id=OuterRef("stream_id")
+    )
     others = with_keys(db, Session.objects.using(db.alias), "id", list(keys)).filter(
         Exists(streams.exclude(pk__in=except_for))
     )

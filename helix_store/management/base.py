@@ -192,10 +192,16 @@ class StoreCommand(BaseCommand):
         try:
             super().execute(*args, **options)
         except BrokenPipeError:
-            # The reader has closed the pipe, as `head` does, but the interpreter flushes the buffer at exit.
-            with suppress(OSError, ValueError, AttributeError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader has closed the pipe, as `head` does.
+            drop_unwritten_output()
             raise SystemExit(1) from None
+        except OSError as exc:
+            # A full disk, or a file that the arguments name.
+            drop_unwritten_output()
+            failed = "The output cannot be written"
+            if exc.filename is not None:
+                failed = f"{visible(str(exc.filename))} cannot be read or written"
+            raise CommandError(f"{failed}: {visible(exc.strerror or str(exc))}.") from exc
         except (ImproperlyConfigured, InvalidCursor, InvalidPayload, InvalidQuery) as exc:
             raise WrongUsage(str(exc)) from exc
         except HelixStoreError as exc:
@@ -351,6 +357,18 @@ class StoreCommand(BaseCommand):
         finally:
             for number in signals:
                 signal.signal(number, before[number])
+
+
+def drop_unwritten_output() -> None:
+    """Discard what stdout cannot write, because the interpreter would fail to flush it at exit.
+
+    A stdout that still works is left alone: it may be that of a larger process.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def add_output_arguments(parser: CommandParser) -> None:

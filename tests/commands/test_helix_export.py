@@ -266,12 +266,14 @@ def test_wrong_usage_is_exit_code_two(arguments: list[str]) -> None:
     assert ended.err
 
 
-def test_a_folder_that_cannot_be_written_is_wrong_usage(
-    committed_db: CommittedDatabase, tmp_path: Path
+@pytest.mark.parametrize("output", ["nowhere/file", ".", "x" * 300])
+def test_an_output_that_cannot_be_written_is_wrong_usage(
+    committed_db: CommittedDatabase, tmp_path: Path, output: str
 ) -> None:
     with pytest.raises(CommandError) as caught:
-        export(committed_db, "--output", str(tmp_path / "nowhere" / "file"))
+        export(committed_db, "--output", str(tmp_path / output))
     assert caught.value.returncode == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.thorough
@@ -336,6 +338,20 @@ def test_a_reader_that_ends_early_is_no_traceback(committed_db: CommittedDatabas
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("arguments", [("helix_export",), ("helix_sessions", "list"), ("helix_doctor",)])
+def test_a_full_disk_behind_stdout_is_no_traceback(
+    committed_db: CommittedDatabase, arguments: tuple[str, ...]
+) -> None:
+    simple_session(committed_db, "one")
+    words, environment = command(committed_db, *arguments, "--tenant", committed_db.tenant, "-v0")
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(
+            words, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert process.returncode == 1
+    assert process.stderr == "CommandError: The output cannot be written: No space left on device.\n"
+
+
 def test_one_pipe_moves_everything_to_the_other_database(
     sqlite_db: CommittedDatabase, postgres_db: CommittedDatabase
 ) -> None:

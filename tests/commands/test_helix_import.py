@@ -152,3 +152,11 @@ def test_a_file_of_something_else_is_a_problem(committed_db: CommittedDatabase, 
     with pytest.raises(CommandError, match="Line 1 is not the header") as caught:
         call_command("helix_import", str(path), database=committed_db.alias)
     assert caught.value.returncode == 1
+
+
+def test_a_path_that_the_system_refuses_is_no_traceback(committed_db: CommittedDatabase) -> None:
+    with pytest.raises(CommandError, match=r"x cannot be read or written: File name too long\.") as caught:
+        call_command(
+            "helix_import", source=["langgraph-sqlite", f"/{'x' * 300}"], database=committed_db.alias
+        )
+    assert caught.value.returncode == 1

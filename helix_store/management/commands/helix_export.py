@@ -125,9 +125,9 @@ def _written(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
     the one that ``path`` names, or the one that a link there leads to. A device or a pipe, such as
     ``/dev/null``, is written directly: it must stay what it is, and has no earlier export to keep.
     """
-    is_direct = path.exists() and not path.is_file()
-    path = path if is_direct else path.resolve()
     try:
+        is_direct = path.exists() and not path.is_file()
+        path = path if is_direct else path.resolve()
         file: Any = (
             path.open("wb")
             if is_direct
