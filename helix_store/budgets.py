@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from django.db.models import Q, QuerySet, Subquery
 
@@ -297,23 +297,46 @@ _COUNTER_OF_BUDGET: Final = f"{_counter_of_budget('c')} = {_PERIOD}"
 _HOLDS_OF_BUDGET: Final = f"{_counter_of_budget('h')} = ''"
 
 
-def _live_holds(clock: Clock) -> str:
-    """Return a budget's holds whose lock has not expired and was not taken over, as JSON."""
+def _from_live_holds(clock: Clock, now: str) -> str:
+    """Return the FROM clause of the holds ``e`` of the counter ``h`` whose lock has not expired and was not
+    taken over, with their sessions ``holder``.
+    """
     if clock is SQLITE:
-        found = "json_group_object(e.key, json(e.value))"
         holds = "json_each(h.holds) AS e"
         key = "CAST(e.key AS integer)"
         is_held = "l.token = CASE WHEN e.type = 'array' THEN json_extract(e.value, '$[0]') END"
     else:
-        found = "jsonb_object_agg(e.key, e.value)::text"
         holds = "jsonb_each(CASE jsonb_typeof(h.holds) WHEN 'object' THEN h.holds ELSE '{}' END) AS e"
         key = "CASE WHEN e.key ~ '^[0-9]{1,18}$' THEN e.key::bigint END"
         is_held = "l.token::text = e.value ->> 0"
+    return f"""FROM {holds}
+                JOIN {table(Session)} AS holder ON holder.id = {key}
+                JOIN {table(Lock)} AS l
+                    ON l.tenant = holder.tenant AND l.name = holder.session_id AND {is_held}
+                WHERE l.expires_at > {now}"""
+
+
+def _live_holds(clock: Clock) -> str:
+    """Return a budget's live holds as JSON."""
+    found = (
+        "json_group_object(e.key, json(e.value))"
+        if clock is SQLITE
+        else "jsonb_object_agg(e.key, e.value)::text"
+    )
     return f"""(
-                SELECT {found} FROM {holds}
-                JOIN {table(Session)} AS s ON s.id = {key}
-                JOIN {table(Lock)} AS l ON l.tenant = s.tenant AND l.name = s.session_id AND {is_held}
-                WHERE l.expires_at > (SELECT now FROM moment))"""
+                SELECT {found} {_from_live_holds(clock, "(SELECT now FROM moment)")})"""
+
+
+def held_by_others(clock: Clock, unit: Literal["usd", "tokens"], session: str) -> str:
+    """Return what sessions other than this one hold in the counter ``h``."""
+    place = 1 + Amounts._fields.index(unit)
+    if clock is SQLITE:
+        amount = f"json_extract(e.value, '$[{place}]')"
+    else:
+        amount = f"CASE WHEN e.value ->> {place} ~ '^[0-9]{{1,30}}$' THEN (e.value ->> {place})::numeric END"
+    return f"""(
+                SELECT coalesce(sum({amount}), 0) {_from_live_holds(clock, clock.now)}
+                    AND holder.id <> {session}.id)"""
 
 
 def _of_rows(is_sqlite: bool) -> str:

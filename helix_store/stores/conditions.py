@@ -17,7 +17,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from helix_store.budgets import MemoryBudgets
+from helix_store.budgets import MemoryBudgets, held_by_others
 from helix_store.core import moments, validation
 from helix_store.core.moments import as_utc
 from helix_store.core.payloads import Serializable
@@ -122,7 +122,9 @@ def _words(values: Iterable[str]) -> str:
 
 
 _NOT_ENDED: Final = f"s.status IN ({_words(NON_TERMINAL)})"
+_TRUE: Final = "1 = 1"
 _FALSE: Final = "1 = 0"
+_UNITS: Final[tuple[Literal["usd", "tokens"], ...]] = ("usd", "tokens")
 
 
 def _looked_up(clock: Clock, rows: str, alias: str, condition: str, *, join: str = "") -> str:
@@ -170,12 +172,17 @@ def _crashed(clock: Clock) -> _Search:
 
 
 def _abandoned(clock: Clock) -> _Search:
+    found = _abandoned_run(clock)
+    return found._replace(where=f"{_NOT_ENDED} AND {found.where}")
+
+
+def _abandoned_run(clock: Clock) -> _Search:
+    """Find the runs whose worker is gone, also of sessions that have ended."""
     lock = f"""(SELECT l.expires_at FROM {table(Lock)} AS l WHERE l.tenant = s.tenant
                 AND l.name = s.session_id AND l.token = r.fencing_token)"""
     return _Search(
         f"{table(Run)} AS r {_looked_up(clock, _SESSION, 's', 's.id = r.session_id')}",
-        f"""r.status = '{RunStatus.RUNNING.value}' AND {_NOT_ENDED}
-            AND {is_abandoned(clock, run="r", session="s")}""",
+        f"r.status = '{RunStatus.RUNNING.value}' AND {is_abandoned(clock, run='r', session='s')}",
         # The worker may have been alive until its lock expired.
         since=f"coalesce({lock}, r.started_at)",
         order="r.started_at, r.id",
@@ -195,23 +202,30 @@ def _stopped_by_budget(clock: Clock, *, is_over: bool) -> _Search:
     counted = """CASE WHEN b.scope = 'tenant' OR b.value <> '' THEN b.value
                     WHEN b.scope = 'user' THEN s.user_id ELSE s.agent_type END"""
     is_budget = f"b.tenant = s.tenant AND b.name = {name} AND ({' OR '.join(scopes_of('s'))})"
-    is_counter = f"""c.tenant = b.tenant AND c.name = b.name AND c.value = {counted}
-                AND c.period = {period(today)}"""
 
-    def is_reached(unit: str) -> str:
+    def is_counter(name: str, of_period: str) -> str:
+        return f"""{name}.tenant = b.tenant AND {name}.name = b.name AND {name}.value = {counted}
+                AND {name}.period = {of_period}"""
+
+    def is_reached(unit: Literal["usd", "tokens"], held: str = "") -> str:
         # A limit that is used up stops every step, even one without an estimate.
-        spent, refused = f"coalesce(c.spent_{unit}, 0)", f"coalesce(r.refused_{unit}, 0)"
-        return f"({spent} >= b.limit_{unit} OR {spent} > b.limit_{unit} - {refused})"
+        used, refused = f"coalesce(c.spent_{unit}, 0){held}", f"coalesce(r.refused_{unit}, 0)"
+        reached = f"({used} >= b.limit_{unit} OR {used} > b.limit_{unit} - {refused})"
+        return f"coalesce({reached}, {_FALSE})"
 
-    reached = f"coalesce({is_reached('usd')}, {_FALSE}) OR coalesce({is_reached('tokens')}, {_FALSE})"
+    by_spent = " OR ".join(map(is_reached, _UNITS))
+    by_held = " OR ".join(is_reached(unit, f" + {held_by_others(clock, unit, 's')}") for unit in _UNITS)
     return _Search(
         f"""{_newest_run(clock)}
             {_looked_up(clock, budget, "b", is_budget, join="LEFT")}
-            {_looked_up(clock, counter, "c", is_counter, join="LEFT")}""",
+            {_looked_up(clock, counter, "c", is_counter("c", period(today)), join="LEFT")}
+            {_looked_up(clock, counter, "h", is_counter("h", "''"), join="LEFT")}""",
+        # Each hold takes a look at a lock: first, see whether the limit is used up without them.
         f"""s.stopped_by = '{STOPPED_BY_BUDGET}' AND {_NOT_ENDED}
             AND r.status = '{RunStatus.INTERRUPTED.value}'
             AND substr(r.completion_reason, 1, {len(BUDGET_REASON)}) = '{BUDGET_REASON}'
-            AND {"" if is_over else "NOT "}({reached})""",
+            AND {"" if is_over else "NOT "}CASE WHEN {by_spent} THEN {_TRUE}
+                WHEN coalesce(CAST(h.holds AS text), '{{}}') = '{{}}' THEN {_FALSE} ELSE {by_held} END""",
         since="s.stopped_at",
         order="s.stopped_at, s.id",
         detail=name,
@@ -292,7 +306,8 @@ def _ready_after_effect(clock: Clock) -> _Search:
 
 
 _READY: Final[dict[Reason, Callable[[Clock], _Search]]] = {
-    "abandoned": _abandoned,
+    # A worker may have been killed after its last step: the next turn of an ended session ends the run.
+    "abandoned": _abandoned_run,
     "budget": _ready_after_budget,
     "effect": _ready_after_effect,
 }
@@ -649,11 +664,11 @@ class MemoryConditions:
         root_id = columns["root_session_id"] or record.session_id
         spender = Spender(root_id, columns["user_id"], columns["agent_type"])
         refused = newest.refused_usd or 0, newest.refused_tokens or 0
-        for balance in self._budgets.balances(keys_of(spender)):
+        for balance in self._budgets.balances(keys_of(spender), record.session_id):
             limits = balance.definition.limit_usd, balance.definition.limit_tokens
             is_reached = any(
-                limit is not None and (spent >= limit or spent > limit - more)
-                for limit, spent, more in zip(limits, balance.spent, refused, strict=True)
+                limit is not None and (used >= limit or used > limit - more)
+                for limit, used, more in zip(limits, balance.spent + balance.held, refused, strict=True)
             )
             if balance.definition.name == name and is_reached:
                 return newest.run.ended_at, name, newest.run.run_id

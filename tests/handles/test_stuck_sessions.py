@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from django.db import connections
 from django.test.utils import override_settings
 
 from helix_store import (
+    FencedOutError,
     InMemoryStore,
     InvalidQuery,
+    LockLostError,
     SessionHandle,
     Store,
     StuckSession,
@@ -251,6 +254,41 @@ def _effect(store: Store, session_id: str, effect_id: str, sequence: int, **colu
     )
 
 
+@for_each("unit", ["tokens", "usd"])
+def test_what_other_turns_hold_keeps_a_session_over_budget(
+    store: AnyStore, unit: str, ready: list[tuple[str, str]]
+) -> None:
+    limit: dict[str, Any] = {f"limit_{unit}": 10}
+    estimate: dict[str, Any] = {f"estimate_{unit}": 6}
+    store.budgets.set_budget("budget", scope="agent_type", value="agent", **limit)
+    for session_id in ("session", "other"):
+        store.new_session(session_id, agent_type="agent")
+    with store.session("other").turn(**estimate) as other:
+        with store.session("session").turn(**estimate) as turn:
+            assert not turn.is_active
+        assert conditions(store) == [("session", "over_budget", "budget")]
+        if isinstance(store, Store):
+            assert announce_ready(using=store.alias, tenant=store.tenant) == 0
+        assert other.is_active
+    assert conditions(store) == []
+    if isinstance(store, Store):
+        assert announce_ready(using=store.alias, tenant=store.tenant) == 1
+        assert ready == [("session", "budget")]
+    with store.session("session").turn(**estimate) as turn:
+        assert turn.is_active
+
+
+def test_the_hold_of_a_dead_worker_keeps_no_session_over_budget(store: AnyStore) -> None:
+    store.budgets.set_budget("budget", scope="agent_type", value="agent", limit_tokens=10)
+    for session_id in ("session", "other"):
+        store.new_session(session_id, agent_type="agent")
+    with suppress(FencedOutError, LockLostError), store.session("other").turn(estimate_tokens=6):
+        with store.session("session").turn(estimate_tokens=6) as turn:
+            assert not turn.is_active
+        store.locks.force_release("other")
+        assert [each for each in conditions(store) if each[0] == "session"] == []
+
+
 def test_unknown_effects_are_found_once_for_each_session(stored: Store) -> None:
     for session_id in ("unknown", "started", "held", "settled"):
         stored.new_session(session_id, agent_type="agent")
@@ -444,6 +482,22 @@ def test_sessions_that_can_go_on_are_announced(stored: Store, ready: list[tuple[
     go_on(stored, "raised")
     go_on(stored, "settled")
     assert announce_ready(**arguments) == 0
+
+
+@for_each("status", ["completed", "failed"])
+def test_the_run_of_a_worker_that_died_after_its_last_step_is_ended(
+    stored: Store, ready: list[tuple[str, str]], status: str
+) -> None:
+    stored.new_session("session", agent_type="agent")
+    abandon(stored, "session")
+    stored.sessions.update_status("session", status)
+    assert conditions(stored) == []
+    assert announce_ready(using=stored.alias, tenant=stored.tenant) == 1
+    assert ready == [("session", "abandoned")]
+    with stored.session("session").turn() as turn:
+        assert not turn.is_active
+    assert [run.status for run in stored.sessions.list_runs("session")] == [status]
+    assert announce_ready(using=stored.alias, tenant=stored.tenant) == 0
 
 
 def test_all_tenants_are_announced_by_default(stored: Store, ready: list[tuple[str, str]]) -> None:
