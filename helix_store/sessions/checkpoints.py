@@ -25,7 +25,7 @@ from helix_store.core.validation import Guard
 from helix_store.engine.database import DatabaseOperations, reads, writes
 from helix_store.exceptions import CheckpointNotFound, IntegrityFault, InvalidQuery
 from helix_store.models import Checkpoint as CheckpointRow
-from helix_store.models import CheckpointKind, Session
+from helix_store.models import CheckpointKind, Decision, Session
 from helix_store.sessions.heads import insert_session
 from helix_store.sessions.locking import advance, first_row, lock_session, pk_of, session_key, touch_session
 from helix_store.sessions.messages import cut_history
@@ -49,6 +49,8 @@ from helix_store.sessions.statements import (
     DELETE_STAGED,
     LATEST_CHECKPOINT,
 )
+from helix_store.sessions.tool_calls import approvals_in_branch, are_kinds_shown, opened_calls
+from helix_store.signals import announce, session_waiting
 
 
 def branched_state(source: SessionState, *, new_session_id: str, title: str | None = None) -> SessionState:
@@ -75,6 +77,14 @@ def branched_state(source: SessionState, *, new_session_id: str, title: str | No
         completed_client_tool_calls=copy_json(source.completed_client_tool_calls),
     )
 
+
+_RESTORED: Final = (
+    "root_session_id",
+    "pending_client_tool_calls",
+    "client_tool_call_ownership",
+    "live_decisions",
+)
+"""The columns of the session that a rewind reads."""
 
 _END_OF_TIME: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -105,7 +115,7 @@ class DatabaseCheckpoints(DatabaseOperations):
 
     @writes
     def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int:
-        head = lock_session(self.db, session_id, guard, "client_tool_call_ownership", "live_decisions")
+        head = lock_session(self.db, session_id, guard, *_RESTORED)
         checkpoints = step_checkpoints(self.db, head.pk)
         found = checkpoints.filter(checkpoint_id=checkpoint_id).values("pk", *CHECKPOINT_COLUMNS)
         row = first_row(found)
@@ -125,6 +135,9 @@ class DatabaseCheckpoints(DatabaseOperations):
         ).delete()
         self.db.execute(DELETE_STAGED, {"key": head.pk, "at": moments.now()})
         cut_history(self.db, head, row["message_count"])
+        if opened := opened_calls(vars(head), state):
+            root_id = head.root_session_id or session_id
+            announce(self.db, session_id, [session_waiting], tool_call_ids=opened, root_session_id=root_id)
         return advance(
             self.db,
             head,
@@ -147,6 +160,12 @@ class DatabaseCheckpoints(DatabaseOperations):
         else:
             source = checkpoint.state
         state = branched_state(source, new_session_id=request.new_session_id, title=request.title)
+        if not are_kinds_shown(state.completed_client_tool_calls):
+            decisions = Decision.objects.using(self.db.alias).filter(session_id=head.pk)
+            decided = set(decisions.values_list("tool_call_id", flat=True).distinct())
+            state.completed_client_tool_calls = approvals_in_branch(
+                state.completed_client_tool_calls, decided
+            )
         new = NewSession(request.new_session_id, encode_state(state, AS_STORED))
         new.encoded.columns["message_count"] = boundary
         target, branched = insert_session(

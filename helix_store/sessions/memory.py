@@ -119,8 +119,10 @@ from helix_store.sessions.tool_calls import (
     Answer,
     StoredDecision,
     ToolCalls,
+    approvals_in_branch,
     claimed_ownership,
     has_answers,
+    opened_calls,
     owner_of,
     readable_due_calls,
     without_used,
@@ -557,7 +559,11 @@ class MemoryCheckpoints(MemoryOperations):
                 if checkpoint.version <= target.version
             }
             draft.staged.clear()
-            return draft.write_state(target.encoded)
+            before = dict(draft.columns)
+            version = draft.write_state(target.encoded)
+            opened = opened_calls(before, draft.state())
+        self._scope.announce_waiting(session_id, _tree_of(draft), opened)
+        return version
 
     def branch(self, request: BranchRequest) -> SessionState:
         with self._scope.lock:
@@ -566,6 +572,10 @@ class MemoryCheckpoints(MemoryOperations):
             if self._scope.find(request.new_session_id) is not None:
                 raise SessionExists(request.new_session_id)
             branched = branched_state(state, new_session_id=request.new_session_id, title=request.title)
+            decided = {each.tool_call_id for each in source.decisions}
+            branched.completed_client_tool_calls = approvals_in_branch(
+                branched.completed_client_tool_calls, decided
+            )
             record = SessionRecord.new(request.new_session_id, encode_state(branched, AS_STORED))
             record.messages = source.messages[:boundary]
             record.columns["message_count"] = boundary

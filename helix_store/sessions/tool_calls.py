@@ -37,7 +37,13 @@ from helix_store.core import validation
 from helix_store.core.approvals import ActingUser, ApprovedCall, actor_text, digest_of, is_user, user_text
 from helix_store.core.limits import AS_STORED, UNLIMITED, Limits
 from helix_store.core.payloads import decode, decode_object, encode, join_path, size_of
-from helix_store.core.types import TERMINAL_STATUSES, UNSET, PendingToolCall, SubmissionOutcome
+from helix_store.core.types import (
+    TERMINAL_STATUSES,
+    UNSET,
+    PendingToolCall,
+    SessionState,
+    SubmissionOutcome,
+)
 from helix_store.exceptions import (
     ApprovalUsed,
     ConflictError,
@@ -865,6 +871,42 @@ def _taken(tool_call_id: str, reason: str) -> ConflictError:
         f"The tool call id {shown_id(tool_call_id)} {reason}; give the call another id.",
         tool_call_id=tool_call_id,
     )
+
+
+def opened_calls(before: Mapping[str, Any], after: SessionState) -> list[str]:
+    """Return the ids of the calls that a write of a whole state opens; ``before`` are the columns before it.
+
+    The calls of a session that has ended are not open. A state that cannot be read has none.
+    """
+    opened = ToolCalls(after.pending_client_tool_calls, {}).unanswered
+    if not opened or after.status in TERMINAL_STATUSES:
+        return []
+    if before["status"] not in TERMINAL_STATUSES:
+        with suppress(IntegrityFault):
+            known = ToolCalls.stored(before["pending_client_tool_calls"], None).unanswered
+            return [tool_call_id for tool_call_id in opened if tool_call_id not in known]
+    return list(opened)
+
+
+def approvals_in_branch(completed: dict[str, Any], decided: Container[str]) -> dict[str, Any]:
+    """Return the completed calls of a branch, of which those that people have ``decided`` are approvals.
+
+    A branch has no decisions, and an answer with an error, or one that was reduced to a mark, does not show
+    whether the call has asked for an approval.
+    """
+    return {
+        key: {**entry, "approval_id": key} if key in decided and not _shows_kind(entry) else entry
+        for key, entry in completed.items()
+    }
+
+
+def are_kinds_shown(completed: Mapping[str, Any]) -> bool:
+    """Return whether each completed call shows what it has asked for."""
+    return all(map(_shows_kind, completed.values()))
+
+
+def _shows_kind(entry: Any) -> bool:
+    return type(entry) is not dict or not entry.keys().isdisjoint(("approved", "result", "approval_id"))
 
 
 def has_answers(pending: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from django.db import transaction
 
 from helix_store import Store, session_waiting
+from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.handles.worlds import World
 
@@ -88,3 +89,28 @@ def test_it_waits_for_the_commit_of_the_caller(
             step.wait_for({"one": CALL})
         assert told == []
     assert told == [("session", ["one"], "session")]
+
+
+@for_each("ended", [False, True], ids=["answered", "ended"])
+def test_a_rewind_to_a_question_tells_who_has_to_answer_it_again(
+    own_world: World, told: list[tuple[str, list[str], str]], ended: bool
+) -> None:
+    own_world.new_session("root")
+    session = own_world.new_session(parent_session_id="root")
+    with session.turn() as turn, turn.step() as step:
+        step.say({"role": "user", "content": "Pay."})
+    with session.turn() as turn, turn.step() as step:
+        step.wait_for({"one": CALL})
+        step.ask_approval("two", "pay", 1)
+    question = session.checkpoints().items[0].checkpoint_id
+    told.clear()
+    session.rewind(question)
+    assert told == []  # they are open anyway
+    own_world.own.submit_tool_result("session", "two", approved=True, approval_id="two")
+    if ended:
+        own_world.own.update_status("session", "failed")
+    session.rewind(question)
+    assert told == [("session", ["one", "two"] if ended else ["two"], "root")]
+    told.clear()
+    session.rewind(session.checkpoints().items[-1].checkpoint_id)
+    assert told == []

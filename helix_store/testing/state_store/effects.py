@@ -375,19 +375,31 @@ class EffectContract(StoreTests):
         with pytest.raises(InvalidPayload, match="approval=True"):
             self._session(store, session_id).effect("call", **_CALL).__enter__()
 
-    @table("is_approved", [True, False])
+    @table("answer", [{"approved": True}, {"approved": False}, {"error": "no"}])
     def test_nobody_walks_around_an_approval_in_a_branch(
-        self, store: Any, session_id: str, is_approved: bool
+        self, store: Any, session_id: str, answer: dict[str, Any]
     ) -> None:
         ask_approval(store, session_id)
-        approve(store, session_id, approved=is_approved)
+        store.submit_tool_result(session_id, "call", approval_id=APPROVE["approval_id"], **answer)
         store.take_tool_results(session_id)
         branch = store.branch_session(session_id).session_id
-        with pytest.raises(InvalidPayload, match="approval=True"):
-            self._session(store, branch).effect("call", **_CALL).__enter__()
-        with pytest.raises(NotApproved):
-            self._session(store, branch).effect("call", approval=True).__enter__()
-        assert store.list_effects(branch).items == []
+        for branched in (branch, store.branch_session(branch).session_id):
+            with pytest.raises(InvalidPayload, match="approval=True"):
+                self._session(store, branched).effect("call", **_CALL).__enter__()
+            with pytest.raises(NotApproved):
+                self._session(store, branched).effect("call", approval=True).__enter__()
+            assert store.list_effects(branched).items == []
+
+    def test_a_failed_call_that_was_no_approval_is_free_in_a_branch(
+        self, store: Any, session_id: str
+    ) -> None:
+        store.add_pending_tool_calls(session_id, {"call": {"tool_name": "look"}})
+        store.submit_tool_result(session_id, "call", error="broken")
+        store.take_tool_results(session_id)
+        branch = store.branch_session(session_id).session_id
+        with self._session(store, branch).effect("call", **_CALL) as effect:
+            effect.done()
+        assert [each.state for each in store.list_effects(branch).items] == ["done"]
 
     def test_a_step_and_an_effect_do_not_use_the_same_approval(self, store: Any, session_id: str) -> None:
         ask_approval(store, session_id)
