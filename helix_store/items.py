@@ -220,7 +220,7 @@ class ItemLog(DatabaseOperations):
         self.tenant = validation.tenant(tenant)
         self.agent_type = validation.identifier(agent_type, "agent_type")
         self.user_id = validation.user_id(user_id)
-        self.recreate = validation.instance(recreate, bool, "recreate")
+        self.recreate = validation.flag(recreate, "recreate")
         super().__init__(Database(using, self.tenant))
 
     def __repr__(self) -> str:
@@ -461,6 +461,7 @@ class ItemLog(DatabaseOperations):
             validation.query_number(limit, "limit")
         if before is not None:
             validation.query_number(before, "before")
+        validation.flag(skip_unreadable, "skip_unreadable")
         rows = self._newest(limit, before)
         if not skip_unreadable:
             return [_item_of(row) for row in reversed(rows)]

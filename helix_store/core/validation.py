@@ -190,6 +190,12 @@ def instance(value: T, cls: type, name: str) -> T:
     return value
 
 
+def flag(value: Any, name: str) -> bool:
+    """Return ``True`` or ``False``; no other value is asked whether it is true. Raises `InvalidPayload`."""
+    checked: bool = instance(value, bool, name)
+    return checked
+
+
 def items(values: Iterable[T], name: str) -> list[T]:
     """Return the values of a collection as a list, with at most as many values as one call may have.
 

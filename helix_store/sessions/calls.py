@@ -103,6 +103,7 @@ _RUN_RULES: Final[dict[str, validation.Rule]] = {
     "completion_reason": validation.reason,
     "expected_version": validation.optional(validation.whole_number),
     "fencing_token": validation.optional(validation.whole_number),
+    "supersede": validation.flag,
 }
 _STAGING_RULES: Final[dict[str, validation.Rule]] = {
     "session_id": validation.identifier,
@@ -497,12 +498,13 @@ def start_run(
         start_sequence=start_sequence,
         expected_version=expected_version,
         fencing_token=fencing_token,
+        supersede=supersede,
     )
     return backend.runs.start_run(
         session_id,
         run_id,
         start_sequence=start_sequence,
-        supersede=bool(supersede),
+        supersede=supersede,
         guard=Guard(expected_version, fencing_token),
     )
 

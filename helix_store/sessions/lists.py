@@ -58,7 +58,7 @@ def checked_query(filters: Mapping[str, Any]) -> SessionQuery:
         ),
         root_session_id=validation.optional_identifier(filters["root_session_id"], "root_session_id"),
         workspace_id=validation.optional_identifier(filters["workspace_id"], "workspace_id", empty=True),
-        tags=[] if tags is None else validation.tags(tags if isinstance(tags, str) else list(tags)),
+        tags=[] if tags is None else validation.tags(validation.items(tags, "tags")),
         metadata={} if metadata is None else validation.metadata(metadata),
         created_from=_timestamp(filters["created_from"], "created_from"),
         created_to=_timestamp(filters["created_to"], "created_to"),
@@ -66,7 +66,7 @@ def checked_query(filters: Mapping[str, Any]) -> SessionQuery:
         descending=_one_of(filters["direction"], ("asc", "desc"), "direction") == "desc",
         limit=validation.page_limit(filters["limit"]),
         offset=validation.page_offset(filters["offset"]),
-        count=bool(filters["count"]),
+        count=validation.flag(filters["count"], "count"),
     )
 
 

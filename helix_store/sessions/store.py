@@ -80,7 +80,7 @@ class SessionCalls(StoreCalls):
             agent_type=agent_type,
             user_id=validation.user_id_text(user_id),
             parent_session_id=parent_session_id,
-            tags=validation.tags(tags if isinstance(tags, str) else list(tags)),
+            tags=validation.tags(validation.items(tags, "tags")),
             metadata={} if metadata is None else validation.metadata(metadata),
             custom_state={} if custom_state is None else custom_state,
             title=title,
@@ -127,7 +127,7 @@ class SessionCalls(StoreCalls):
         ``keep_usage`` is set. Safe to repeat: returns 0 if the session is unknown.
         """
         validation.identifier(session_id, "session_id")
-        return self._backend.sessions.delete(session_id, keep_usage=bool(keep_usage))
+        return self._backend.sessions.delete(session_id, keep_usage=validation.flag(keep_usage, "keep_usage"))
 
     def update_status(
         self, session_id: str, status: SessionStatus | str, *, failure_reason: str | None = None
@@ -346,6 +346,7 @@ class MessageCalls(StoreCalls):
         validation.identifier(session_id, "session_id")
         if order not in ("asc", "desc"):
             raise InvalidQuery("order must be asc or desc.", path="order")
+        validation.flag(include_thinking, "include_thinking")
         if limit is not None:
             validation.query_number(limit, "limit", minimum=1)
         texts, total = self._backend.messages.page(

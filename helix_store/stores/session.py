@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from inspect import iscoroutinefunction
 from typing import Any, Final, NoReturn, Protocol, Self, cast
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -249,6 +250,13 @@ class ThirdPartyStore(StoreSet):
         return InvalidPayload(path=argument, reason=reason)
 
 
+def require_manager(manager: object, argument: str, call: str) -> None:
+    """Raise `InvalidPayload` for an argument that is no object with this call."""
+    if not callable(getattr(manager, call, None)):
+        reason = f"expected an object with {call}(), got {type(manager).__name__}; by default, leave it out"
+        raise InvalidPayload(path=argument, reason=reason)
+
+
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LOOK_BACK: Final = 20
 
@@ -327,6 +335,9 @@ class SessionHandleBase(NotCopied):
 
         By default, ``usage`` is the usage store of the same database and tenant.
         """
+        if usage is not None:
+            require_manager(usage, "usage", "get_rollup")
+        validation.flag(tree, "tree")
         ledger = self._stores.usage if usage is None else usage
         return ledger.get_rollup(self.id, include_sub_agents=tree)
 
@@ -380,6 +391,7 @@ class SessionHandleBase(NotCopied):
         If another writer has changed the session since it was loaded, it is loaded again after a short pause;
         the last attempt raises its `StaleStateError`. If ``change`` raises, nothing is saved.
         """
+        _require_function(change)
         for pause in _pauses(attempts):
             try:
                 return self._changed(change)
@@ -389,6 +401,7 @@ class SessionHandleBase(NotCopied):
 
     async def aupdate(self, change: Callable[[SessionState], object], *, attempts: int = 5) -> SessionState:
         """Async version of `update`."""
+        _require_function(change)
         # This is not an `async_twin`: a pause in the shared thread would block the writer it waits for.
         for pause in _pauses(attempts):
             try:
@@ -466,6 +479,12 @@ class SessionHandleBase(NotCopied):
             raise ConflictError(
                 f"A step of this session is open, and {call}() would make it stale; write in the step."
             )
+
+
+def _require_function(change: object) -> None:
+    if not callable(change) or iscoroutinefunction(change):
+        reason = "expected a function of the state, and no coroutine function"
+        raise InvalidPayload(path="change", reason=reason)
 
 
 def _pauses(attempts: int) -> Iterator[float]:

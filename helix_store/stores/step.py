@@ -273,6 +273,9 @@ class Step(NotCopied, BothContexts):
         run_id: str | None = None,
         operation_id: str | None = None,
     ) -> None:
+        for name, value in (("step_id", step_id), ("operation_id", operation_id)):
+            if value is not None:
+                validation.identifier(value, name)
         self.session = session
         self.run_id = run_id
         self.commit: StepCommit | None = None
@@ -448,6 +451,10 @@ class Step(NotCopied, BothContexts):
         has passed, ``on_expiry`` is the answer. ``metadata`` holds your own data. Raises the errors of
         `wait_for`, also for a permission that does not exist.
         """
+        if type(call_id) is not str:
+            validation.identifier(call_id, "call_id")
+        if on_expiry not in ("reject", "fail", None):
+            raise InvalidPayload(path="on_expiry", reason='expected "reject", "fail" or None')
         given = {
             "permission": permission,
             "requester": requester,
@@ -471,6 +478,8 @@ class Step(NotCopied, BothContexts):
         It is read from the database, not from `state`. Raises `NotApproved`, and `ApprovalUsed` if a
         committed step has used it.
         """
+        if type(tool_call_id) is not str:
+            validation.identifier(tool_call_id, "tool_call_id")
         with self._working("use_approval"):
             if tool_call_id not in self._used:
                 self._require_lock()
@@ -494,6 +503,8 @@ class Step(NotCopied, BothContexts):
 
     def fail(self, reason: str | None = None) -> None:
         """Fail the session when the step commits; the step's messages and changes are stored."""
+        if reason is not None:
+            validation.failure_reason(reason, "reason")
         with self._working("fail"):
             self._require_going_on(finishing=True)
             self.state.status = SessionStatus.FAILED

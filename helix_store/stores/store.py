@@ -95,6 +95,8 @@ class SessionHandle(SessionHandleBase):
         self, step_id: str | None = None, *, run_id: str | None = None, operation_id: str | None = None
     ) -> Step:
         """Return an atomic step for ``with`` or ``async with``. Its default id is ``step-<number>``."""
+        if run_id is not None:
+            validation.identifier(run_id, "run_id")
         return Step(self, step_id, run_id=run_id, operation_id=operation_id)
 
     def turn(

@@ -57,7 +57,7 @@ from helix_store.locks import Lock, are_same_locks
 from helix_store.sessions.state import loaded_of
 from helix_store.sessions.steps import OpenedStep, StepWrite
 from helix_store.stores.effect import OpenEffect, described_error
-from helix_store.stores.session import NotCopied, SessionHandleBase, StoreSet
+from helix_store.stores.session import NotCopied, SessionHandleBase, StoreSet, require_manager
 from helix_store.stores.step import (
     Progress,
     Step,
@@ -322,6 +322,7 @@ def _spender(state: SessionState) -> Spender:
     return Spender(state.root_session_id or state.session_id, state.user_id, state.agent_type)
 
 
+_COUNTED: Final = dict.fromkeys(("prompt", "completion"), validation.whole_number)
 _LONGEST_HOST_NAME: Final = 150
 _ATTEMPTS: Final = 5
 
@@ -360,13 +361,21 @@ class Turn(NotCopied, BothContexts):
         estimate_usd: Dollars | None = None,
         estimate_tokens: int | None = None,
     ) -> None:
+        if locks is not None:
+            require_manager(locks, "locks", "acquire")
+        if usage is not None:
+            require_manager(usage, "usage", "record_entries")
+        flags: dict[str, object] = {"receive": receive, "rest": rest}
+        for name, flag in flags.items():
+            if type(flag) is not bool:
+                validation.flag(flag, name)
         self.session = session
         self.run: Run | None = None
         self.results: dict[str, dict[str, Any]] = {}
         """The answers since the last turn, by tool call id. The first step that commits consumes them."""
         self._locks = session._stores.locks if locks is None else locks
         this_thread = f"{socket.gethostname()[:_LONGEST_HOST_NAME]}:{os.getpid()}:{threading.get_ident()}"
-        self._owner = this_thread if owner is None else owner
+        self._owner = this_thread if owner is None else validation.identifier(owner, "owner")
         self._ttl_ms = None if ttl is None else validation.milliseconds(ttl, "ttl")
         self._lock: HeldLock | None = None
         self.fencing_token: int | None = None
@@ -532,6 +541,8 @@ class Turn(NotCopied, BothContexts):
         By default, ``total`` is the sum of ``prompt`` and ``completion``, which include the other counts as
         in `TokenCounts`.
         """
+        if type(prompt) is not int or type(completion) is not int:
+            validation.arguments(_COUNTED, prompt=prompt, completion=completion)
         counts = TokenCounts(
             prompt=prompt,
             completion=completion,

@@ -530,7 +530,8 @@ class UsageStoreBase:
         session counts once, even in a cycle. The database computes the sums.
         """
         return self._backend.rollup(
-            validation.identifier(session_id, "session_id"), include_sub_agents=bool(include_sub_agents)
+            validation.identifier(session_id, "session_id"),
+            include_sub_agents=validation.flag(include_sub_agents, "include_sub_agents"),
         )
 
     def exists(self, session_id: str) -> bool:
@@ -581,7 +582,7 @@ class UsageStoreBase:
             descending=order == "desc",
             limit=validation.page_limit(limit),
             offset=validation.page_offset(offset),
-            count=bool(count),
+            count=validation.flag(count, "count"),
         )
         return self._page(query, cursor)
 
