@@ -17,7 +17,7 @@ from typing import Any, Final
 from django.db.models import F, QuerySet
 
 from helix_store.catalogue.table import Sweep, sweeps
-from helix_store.cleanup.erasure import has_no_workspaces, require_writable
+from helix_store.cleanup.erasure import has_no_workspaces, require_writable, snapshots_of_tree
 from helix_store.cleanup.workspaces import (
     CleanupDetails,
     CleanupOutcome,
@@ -126,13 +126,43 @@ class StateStoreCleanup:
         text = encode(pending, limit=UNLIMITED)
         return self._store, due_calls(key.session_id, text, datetime_to_milliseconds(now))
 
-    def delete(self, key: SessionKey, before: datetime) -> int:
+    def delete(
+        self, key: SessionKey, before: datetime, providers: Mapping[str, WorkspaceProvider]
+    ) -> tuple[int, int]:
         state = self._store.load_state(key.session_id)
         if state is None or state.failure_reason != SESSION_EXPIRED or not _has_expired(state, before):
-            return 0
+            return 0, 0
         root = state.root_session_id or key.session_id
         live = self._store.list_sessions(root_session_id=root, status=NON_TERMINAL_STATUSES, limit=1)
-        return 0 if live.sessions else self._store.delete_session(key.session_id, keep_usage=True)
+        if live.sessions:
+            return 0, 0
+        snapshots = [
+            snapshot
+            for below in self._below(key.session_id)
+            if below.failure_reason != SESSION_EXPIRED
+            for snapshot in owned_snapshots(
+                providers, SessionKey(below.session_id, self._tenant), below.workspace_refs.values()
+            )
+        ]
+        for snapshot in snapshots:
+            snapshot.delete()
+        return self._store.delete_session(key.session_id, keep_usage=True), len(snapshots)
+
+    def _below(self, session_id: str) -> Iterator[SessionState]:
+        """Yield the states of all sub-sessions of a session."""
+        met, waiting = {session_id}, [session_id]
+        while waiting:
+            parent, cursor = waiting.pop(), None
+            while True:
+                page = self._store.list_sessions(parent_session_id=parent, cursor=cursor, count=False)
+                new = [head.session_id for head in page.sessions if head.session_id not in met]
+                met.update(new)
+                waiting.extend(new)
+                for each in new:
+                    if (state := self._store.load_state(each)) is not None:
+                        yield state
+                if (cursor := page.next_cursor) is None:
+                    break
 
     def _pages(
         self, statuses: Collection[SessionStatus], size: int, is_wanted: Callable[[SessionHead], bool]
@@ -291,21 +321,30 @@ class DatabaseCleanup:
         store = DatabaseStateStore(self._using, tenant=key.tenant)
         return store, due_calls(key.session_id, text, datetime_to_milliseconds(now))
 
-    def delete(self, key: SessionKey, before: datetime) -> int:
-        """Delete a session and its tree, but no usage, and return the number of deleted sessions.
+    def delete(
+        self, key: SessionKey, before: datetime, providers: Mapping[str, WorkspaceProvider]
+    ) -> tuple[int, int]:
+        """Delete a session and its tree, but no usage, and return the numbers of sessions and snapshots.
 
-        Nothing is deleted if a session of the tree is non-terminal.
+        Nothing is deleted if a session of the tree is non-terminal. Only the snapshots of sessions that have
+        ended in another way remain: a cleanup deletes those of the sessions that it marks.
         """
         db = Database(self._using, key.tenant)
 
-        def delete_if_all_have_ended() -> int:
+        def delete_if_all_have_ended() -> tuple[int, int]:
             locked = lock_sessions(db, tree_keys(db, key.session_id))
             tree = self._sessions.filter(pk__in=[head.pk for head in locked])
             marked = tree.filter(status=SessionStatus.FAILED.value, failure_reason=SESSION_EXPIRED)
             top = marked.filter(pk=key.key).expired(before)
             if tree.non_terminal().exists() or not top.exists():
-                return 0
-            return delete_tree(db, key.session_id, keep_usage=True)
+                return 0, 0
+            unmarked = {head.pk for head in locked} - set(marked.values_list("pk", flat=True))
+            snapshots = snapshots_of_tree(db, unmarked, providers) if unmarked else []
+            if snapshots:
+                require_writable(db, unmarked)
+            for snapshot in snapshots:
+                snapshot.delete()
+            return delete_tree(db, key.session_id, keep_usage=True), len(snapshots)
 
         return db.transaction(delete_if_all_have_ended)
 
@@ -544,7 +583,8 @@ class _Cleaner:
             for keys in self.backend.deletable(delete_before, self.page_size):
                 for key in keys:
                     with self._logged(key, "Session %r could not be deleted."):
-                        self._count(deleted=self.backend.delete(key, delete_before))
+                        deleted, snapshots = self.backend.delete(key, delete_before, self.providers)
+                        self._count(deleted=deleted, snapshots_deleted=snapshots)
                 yield self.summary
         for sweep in self.backend.sweeps():
             self._sweep(sweep)

@@ -280,6 +280,23 @@ def test_sessions_long_expired_are_deleted_with_their_trees(store: StateStore, e
     assert cleanup(store, now=now, delete_after=timedelta(days=5)).deleted == 1
 
 
+def test_snapshots_of_sub_sessions_are_deleted_with_the_tree(store: StateStore, expired: Expired) -> None:
+    expired("old", workspace_refs=REFS)
+    for name, parent in (("ended", "old"), ("below", "ended")):
+        state = store.create_session(name, agent_type="agent", parent_session_id=parent)
+        state.workspace_refs = REFS
+        store.save_state(name, state)
+        store.update_status(name, "completed")
+    provider = MemoryProvider({"old": ["1"], "ended": ["2"], "below": ["3"], "other": ["4"]})
+    # A provider that is not configured keeps the tree, whose snapshots would be lost.
+    assert cleanup(store, provider).marked == 1
+    summary = cleanup(store, delete_after=30)
+    assert (summary.deleted, summary.errors) == (0, 1)
+    summary = cleanup(store, provider, delete_after=30)
+    assert (summary.deleted, summary.snapshots_deleted, summary.errors) == (3, 2, 0)
+    assert sorted(provider.deleted) == ["1", "2", "3"]
+
+
 def test_a_session_that_has_another_end_since_it_was_marked_is_not_deleted(
     store: StateStore, expired: Expired
 ) -> None:
