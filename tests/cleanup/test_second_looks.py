@@ -39,8 +39,8 @@ def test_a_marked_session_is_deleted_by_the_expiry_that_it_has_then(committed_db
     assert cleanup.mark_in_bulk([key], now) == []
     rows = Session.objects.using(committed_db.alias).filter(pk=key.key)
     assert rows.update(expires_at=now - DAY) == 1
-    assert cleanup.delete(key, now - 2 * DAY) == 0
-    assert cleanup.delete(key, now) == 1
+    assert cleanup.delete(key, now - 2 * DAY, {}) == (0, 0)
+    assert cleanup.delete(key, now, {}) == (1, 0)
 
 
 @pytest.mark.parametrize("change", [{"expires_at": None}, {"status": "completed"}])
