@@ -86,7 +86,9 @@ def test_a_changed_table_prefix_is_found_first(sample: CommittedDatabase) -> Non
 
 def test_an_unknown_setting_is_found_beside_what_the_rows_show(sample: CommittedDatabase) -> None:
     execute(sample, "UPDATE [session] SET version = 0 WHERE session_id = 'steps'")
-    with override_settings(HELIX_STORE={"TABEL_PREFIX": "x_", "STREAM_PERMISSION": "some.where"}):
+    with override_settings(
+        HELIX_STORE={"TABEL_PREFIX": "x_", "STREAM_PERMISSION": "example_project.visitors.may_watch"}
+    ):
         assert found(sample) == ["helix_store.E001", "version-zero"]
 
 

@@ -268,7 +268,7 @@ LEDGERS: Final = (
         "is_guarded=False)\n        except",
         _CAPS,
     ),
-    Mutant("budget", _BUDGET_SQL, "l.tenant = s.tenant AND ", "", _CAPS),
+    Mutant("budget", _BUDGET_SQL, "l.tenant = holder.tenant AND ", "", _CAPS),
     Mutant("budget", _BUDGET_SQL, "AS c WHERE c.tenant = b.tenant AND ", "AS c WHERE ", _CAP_PAGES),
     Mutant("budget", _BUDGET_SQL, "                ON c.tenant = b.tenant AND ", "ON ", _CAP_PAGES),
     Mutant("budget", _BUDGET_SQL, "l.spent_usd = given.usd AND ", "", _CAP_RACES),
