@@ -90,7 +90,7 @@ class _State(TypedDict):
 
 
 def statements_per_superstep(saver: BaseCheckpointSaver[Any], supersteps: int = 20) -> float:
-    """Statements of a run of a graph, for each of its supersteps."""
+    """Return how many statements a run of a graph sends for each of its supersteps."""
     sent = 0
 
     def count(execute: Any, *arguments: Any) -> Any:
