@@ -1,4 +1,4 @@
-"""The page about the admin names every section and every operation, with what they need."""
+"""The reference of the admin names every section and every operation, with what they need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helix_store.admin.sections import SECTIONS
 from helix_store.models import Session
 from tests.docs.test_examples import ROOT
 
-TEXT = (ROOT / "docs" / "admin.md").read_text()
+TEXT = (ROOT / "docs" / "admin-reference.md").read_text()
 
 
 def _rows(heading: str) -> list[list[str]]:
