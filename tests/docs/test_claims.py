@@ -70,7 +70,7 @@ def test_a_page_imports_from_public_paths_only(page: Path) -> None:
         ("demo", ["demo"]),
         ("cleanup", ["cleanup_expired_sessions"]),
         ("doctor", ["helix_doctor"]),
-        ("retention", ["helix_retention", "helix_erase"]),
+        ("retention-rules", ["helix_retention", "helix_erase"]),
     ],
 )
 def test_the_options_of_a_page_are_the_options_of_its_commands(page: str, commands: list[str]) -> None:
