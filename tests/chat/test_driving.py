@@ -562,6 +562,55 @@ def test_the_client_of_a_long_turn_is_known_in_the_next_one(chatting: Make) -> N
     assert tools == [{"name": "confirm"}]
 
 
+def test_what_the_client_sends_with_an_answer_is_passed_on(chatting: Make) -> None:
+    """It holds until the next message of a user."""
+
+    def answer(turn: Any, out: Any) -> None:
+        seen.append((turn.client.tools, turn.client.context, turn.client.state, turn.client.forwarded_props))
+        with turn.step() as step:
+            said = turn.messages()[-1]["content"]
+            for call_id in turn.results:
+                step.say({"role": "tool", "tool_call_id": call_id, "content": "done"})
+            if turn.results or said == "next":
+                step.end_turn()
+            elif said == "approve":
+                step.ask_approval("c", "pay", {})
+            else:
+                step.wait_for({"c": {"tool_name": "ask", "input": {}}})
+
+    def ask(thread: str, address: str, body: dict[str, Any]) -> Any:
+        common = run_input(thread) if address == "agui/" else {"id": thread}
+        async_to_sync(site.request)("POST", address, {**common, **body})
+        site.drive(thread)
+        return seen[-1]
+
+    seen: list[Any] = []
+    site = chatting(answer=answer)
+    old: dict[str, Any] = {"tools": [{"name": "old"}], "context": [{"value": "old"}], "state": {"old": 1}}
+    new: dict[str, Any] = {"tools": [{"name": "new"}], "context": [{"value": "new"}], "state": {"new": 1}}
+    result = {"messages": [{"id": "r", "role": "tool", "toolCallId": "c", "content": "4"}]}
+    resume = {"messages": [], "resume": [{"interruptId": "c", "status": "cancelled"}]}
+    part = {"type": "tool-ask", "toolCallId": "c", "state": "output-available", "input": {}, "output": 4}
+    output = {"messages": [{"id": "a", "role": "assistant", "parts": [part]}]}
+    of_old, of_new = ((*each.values(), None) for each in (old, new))
+    answers: dict[str, tuple[str, str, dict[str, Any], Any]] = {
+        "tool-message": ("ask", "agui/", {**result, **new}, of_new),
+        "resumption": ("approve", "agui/", {**resume, **new}, of_new),
+        "nothing-new": ("ask", "agui/", result, of_old),
+        "tool-output": ("ask", "ai/", {**output, "page": 2}, ([], [], None, {"page": 2})),
+    }
+    wrong = {}
+    for thread, (wish, address, body, expected) in answers.items():
+        found = [
+            ask(thread, "agui/", run_input(thread, content=wish, **old)),
+            ask(thread, address, body),
+            ask(thread, "agui/", run_input(thread, "u2", "next")),
+        ]
+        if found != [of_old, expected, ([], [], None, None)]:
+            wrong[thread] = found
+    assert wrong == {}
+
+
 def test_more_messages_wait_than_a_page_of_posts(chatting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_PAGE", 3)
     site = chatting()

@@ -37,6 +37,7 @@ from helix_store.contrib.chat.stored import OWN, entries
 from helix_store.core.payloads import decode
 from helix_store.core.types import CheckpointHead
 from helix_store.engine.database import Database
+from helix_store.items import ItemLog
 from helix_store.models import StreamChunk
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 from helix_store.stores.conditions import conditions_of_ids
@@ -51,6 +52,7 @@ __all__ = [
     "load_thread",
     "look_at",
     "newest_chunk",
+    "newest_client",
     "open_calls",
     "post_message",
     "rewind_and_post",
@@ -65,6 +67,7 @@ _PATIENCE_MS: Final = 5_000
 _SECONDS_BETWEEN_TRIES: Final = 0.05
 _PAGE: Final = 200
 _LOOK_BACK: Final = 4
+_LOOK_BACK_FOR_USER: Final = 20
 _ENDED: Final = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 
 
@@ -283,8 +286,18 @@ def _said(store: Store, session_id: str, message: NewMessage) -> Message | None:
     return None
 
 
-def give_answers(store: Store, state: SessionState, answers: Sequence[Answered], *, actor: Any) -> bool:
-    """Store the answers to calls, and return whether any is new. Answers that are stored are left alone."""
+def give_answers(
+    store: Store,
+    state: SessionState,
+    answers: Sequence[Answered],
+    *,
+    actor: Any,
+    client: Mapping[str, Any] | None = None,
+) -> bool:
+    """Store the answers to calls, and return whether any is new. Answers that are stored are left alone.
+
+    ``client`` is what the client sent with them, for `newest_client`.
+    """
     has_new = False
     for answer in answers:
         call = state.pending_client_tool_calls.get(answer.call_id)
@@ -295,8 +308,58 @@ def give_answers(store: Store, state: SessionState, answers: Sequence[Answered],
         approval_id = call.get("approval_id")
         if (approval_id is None) != (answer.approved is None):
             continue
+        if client and not has_new:
+            # Before the answer, because the next turn may begin as soon as that is stored.
+            _keep_client(store, state.session_id, client)
         has_new = _give(store, state.session_id, answer, approval_id, actor=actor) or has_new
     return has_new
+
+
+def newest_client(store: Store, session_id: str) -> dict[str, Any]:
+    """Return what the client sent with the newest message of a user, or with an answer to a call after it."""
+    message = _newest_of_user(store, session_id)
+    own = message.get(OWN)
+    client = own.get("client", {}) if isinstance(own, dict) else {}
+    kept = _client_of_answers(store, session_id).get(_CLIENT)
+    if kept is not None and kept.payload["after"] == _answer_of(message):
+        client = kept.payload["client"]
+    return dict(client)
+
+
+def _keep_client(store: Store, session_id: str, client: Mapping[str, Any]) -> None:
+    after = _answer_of(_newest_of_user(store, session_id))
+    _client_of_answers(store, session_id).put(_CLIENT, {"after": after, "client": dict(client)})
+
+
+def _client_of_answers(store: Store, session_id: str) -> ItemLog:
+    """Return the lane with what the client sent with its last answer to a call.
+
+    Unlike a message, an answer has no place for it, and several answers of a request share it.
+    """
+    return store.items(session_id, "chat")
+
+
+_CLIENT: Final = "client"
+
+
+def _newest_of_user(store: Store, session_id: str) -> Message:
+    """Return the newest message of a user that the thread has received; empty if there is none."""
+    last = _LOOK_BACK_FOR_USER
+    while True:
+        messages = store.session(session_id).messages(last=last)
+        for message in reversed(messages):
+            if message.get("role") == "user":
+                return message
+        if len(messages) < last:
+            return {}
+        last *= 10
+
+
+def _answer_of(message: Message) -> str | None:
+    """Return what distinguishes a user's message from the same one that is posted anew."""
+    own = message.get(OWN)
+    answer = own.get("answer") if isinstance(own, dict) else None
+    return answer if isinstance(answer, str) else message.get("id")
 
 
 def _is_known(state: SessionState, call_id: str) -> bool:

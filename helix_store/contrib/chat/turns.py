@@ -25,20 +25,20 @@ from helix_store import (
 )
 from helix_store.contrib.chat.out import Out, Writer
 from helix_store.contrib.chat.stored import OWN, without_own_keys
+from helix_store.contrib.chat.threads import newest_client
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import BothContexts, async_twin
 
 __all__ = ["ChatTurn", "Client", "digest_of", "patch"]
 
 _LONGEST_PATCH: Final = 50_000
-_LOOK_BACK: Final = 20
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """What the client sent with its message. All of it is untrusted text."""
+    """What the client sent with its message or its answer. All of it is untrusted text."""
 
     tools: list[Any] = field(default_factory=list)
     context: list[Any] = field(default_factory=list)
@@ -94,23 +94,10 @@ class ChatTurn(Turn):
 
     @property
     def client(self) -> Client:
-        """What the client sent with the newest message of a user."""
+        """What the client sent with the newest message of a user, or with an answer to a call after it."""
         if self._client is None:
-            self._client = next(self._clients(), Client())
+            self._client = Client(**newest_client(self._chat_store, self.session.id))
         return self._client
-
-    def _clients(self) -> Iterator[Client]:
-        last = _LOOK_BACK
-        while True:
-            messages = self.session.messages(last=last)
-            for message in reversed(messages):
-                if message.get("role") == "user":
-                    own = message.get(OWN)
-                    yield Client(**(own.get("client", {}) if isinstance(own, dict) else {}))
-                    return
-            if len(messages) < last:
-                return
-            last *= 10
 
     def messages(self, last: int | None = None) -> list[Message]:
         """Return all messages of the session, or the ``last`` ones, oldest first, as a model expects them."""

@@ -263,7 +263,7 @@ class Views:
         if answers:
             # Before the answers are stored, so that the response has all that follows them.
             joined = join(who.store, session_id)
-            has_new = give_answers(who.store, joined.thread.state, answers, actor=who.actor)
+            has_new = give_answers(who.store, joined.thread.state, answers, actor=who.actor, client=client)
             if has_new and message is None:
                 standing = standing_of(who.store, session_id)
                 # A driver may have been and gone. What it has said is in the stream.
