@@ -80,6 +80,7 @@ from helix_store.engine.threads import (
 )
 from helix_store.exceptions import (
     HelixStoreError,
+    InvalidQuery,
     OutcomeUnknown,
     OutsideTransaction,
     StoreBusy,
@@ -102,6 +103,13 @@ def _routed_model() -> type[Model]:
 def alias_of(tenant: str) -> str:
     """Return the database of a tenant: the one to which the routers send writes with the hint ``tenant``."""
     return router.db_for_write(_routed_model(), tenant=tenant)
+
+
+def _unknown_alias(alias: Any) -> InvalidQuery:
+    if not isinstance(alias, str):
+        return InvalidQuery(f"using is an alias of DATABASES, not {type(alias).__name__}.", path="using")
+    known = ", ".join(map(repr, connections))
+    return InvalidQuery(f"There is no database {alias!r} in DATABASES, which has {known}.", path="using")
 
 
 def app_aliases() -> list[str]:
@@ -235,11 +243,15 @@ class Database:
 
     @property
     def alias(self) -> str:
-        if self.using:
-            return self.using
-        # Reads go to the same database as writes, because decisions based on a replica would be stale.
-        placed = self._placed.get(self.tenant)
-        return placed or self._placed.setdefault(self.tenant, alias_of(self.tenant))
+        """The alias ``using``, or that of the routers. Raises `InvalidQuery` if ``DATABASES`` lacks it."""
+        alias = self.using
+        if alias is None or alias == "":
+            # Reads go to the same database as writes, because decisions based on a replica would be stale.
+            placed = self._placed.get(self.tenant)
+            alias = placed or self._placed.setdefault(self.tenant, alias_of(self.tenant))
+        if not isinstance(alias, str) or alias not in connections.databases:
+            raise _unknown_alias(alias)
+        return alias
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
