@@ -48,11 +48,12 @@ from helix_store.core.usage import UsageEntry
 from helix_store.exceptions import (
     ConflictError,
     InvalidPayload,
+    InvalidQuery,
     OutcomeUnknown,
     SessionNotFound,
     StoreTimeout,
 )
-from helix_store.items import ItemLog, lane_name
+from helix_store.items import ItemLog, item_key, lane_name
 from helix_store.models import Item
 
 _SESSION: Final = "agent_framework/session"
@@ -60,6 +61,9 @@ _SESSION: Final = "agent_framework/session"
 
 _MARKER: Final = "_helix_store_marker"
 """The attribute of an `AgentSession` that identifies the stored snapshot from which it was read."""
+
+_USAGE_ID: Final = "_helix_store_usage_id"
+"""The attribute of a response without an id that names its usage, whichever provider records it."""
 
 
 class DjangoAgentSessions(SessionStore):
@@ -243,10 +247,14 @@ class DjangoHistoryProvider(HistoryProvider):
         state: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add the new messages and the usage of the response, either all of them or nothing."""
-        if not messages:
+        """Add the new messages and the usage of the response, either all of them or nothing.
+
+        Raises `InvalidPayload` and `LimitExceeded`.
+        """
+        given = _messages(messages)
+        if not given:
             return
-        log, saved, given = self._log(session_id), _saved.get(), list(messages)
+        log, saved = self._log(session_id), _saved.get()
 
         def save(locked: LockedSession) -> None:
             # Messages stored before these cannot overlap with the new ones.
@@ -280,6 +288,18 @@ class DjangoHistoryProvider(HistoryProvider):
         return self._storage.log(session_id_for(session_id), self._lane)
 
 
+def _messages(given: Any) -> list[Message]:
+    """Return messages as a list. Raises `InvalidPayload` for anything else."""
+    if isinstance(given, str | bytes | Message) or not isinstance(given, Iterable):
+        raise InvalidPayload(path="messages", reason=f"expected messages, got {type(given).__name__}")
+    messages = list(given)
+    for index, each in enumerate(messages):
+        if not isinstance(each, Message):
+            reason = f"expected Message, got {type(each).__name__}"
+            raise InvalidPayload(path=f"messages/{index}", reason=reason)
+    return messages
+
+
 def _message(payload: Any) -> Message:
     """Build a message from a stored document. Raises `IntegrityFault`."""
     return built(Message.from_dict, document_of(payload), "agent-framework-core", "message")
@@ -308,10 +328,13 @@ def _usage_of(response: AgentResponse[Any], agent: str, session_id: str, model: 
     counts: dict[str, Any] = dict(response.usage_details or {})
     named = getattr(response.raw_representation, "model", None)
     name = response.response_id
-    entry_id = None if name is None else session_id_for("agent_framework", session_id, name)
+    if name is None:
+        # A client need not give an id, and persistence per call of the service removes it.
+        name = getattr(response, _USAGE_ID, None) or new_id()
+        setattr(response, _USAGE_ID, name)
     return response_entry(
         session_id,
-        entry_id,
+        session_id_for("agent_framework", session_id, name),
         source=session_id_for(agent),
         model=session_id_for(named) if isinstance(named, str) and named else model,
         prompt=count_of(counts.get("input_token_count")),
@@ -420,6 +443,9 @@ class DjangoCheckpointStorage(CheckpointStorage):
         return checkpoint.checkpoint_id
 
     async def _save(self, checkpoint: WorkflowCheckpoint) -> None:
+        if not isinstance(checkpoint, WorkflowCheckpoint):
+            reason = f"expected WorkflowCheckpoint, got {type(checkpoint).__name__}"
+            raise InvalidPayload(path="checkpoint", reason=reason)
         document = encode_checkpoint_value(checkpoint.to_dict())
         self._checkpoint(document)
         head = {"workflow_name": checkpoint.workflow_name, "timestamp": checkpoint.timestamp}
@@ -442,6 +468,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Return the checkpoints of a workflow in the order in which they were added. One query."""
+        _refuse_other_name(workflow_name)
         items = await self._storage.log(self.session_id, _CHECKPOINTS).atail()
         documents = [document_of(item.payload) for item in items]
         return [self._checkpoint(each) for each in documents if each.get("workflow_name") == workflow_name]
@@ -463,10 +490,11 @@ class DjangoCheckpointStorage(CheckpointStorage):
         return None
 
     async def delete(self, checkpoint_id: CheckpointID) -> bool:
-        """Delete a checkpoint, and return whether it existed."""
+        """Delete a checkpoint, and return whether it existed. Raises `InvalidPayload`."""
+        key = item_key(checkpoint_id)
 
         def delete(locked: LockedSession) -> bool:
-            items = Item.objects.using(locked.alias).filter(session_id=locked.key, key=checkpoint_id)
+            items = Item.objects.using(locked.alias).filter(session_id=locked.key, key=key)
             return bool(items.filter(lane__in=(_CHECKPOINTS, _HEADS)).delete()[0])
 
         try:
@@ -480,6 +508,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
 
     async def _of(self, workflow_name: str) -> list[CheckpointID]:
         """Return the ids of a workflow's checkpoints in the order in which they were added."""
+        _refuse_other_name(workflow_name)
         items = await self._storage.log(self.session_id, _HEADS).atail()
         heads = [(str(item.key), document_of(item.payload)) for item in items]
         return [checkpoint_id for checkpoint_id, head in heads if head["workflow_name"] == workflow_name]
@@ -488,6 +517,13 @@ class DjangoCheckpointStorage(CheckpointStorage):
         """Build a checkpoint. Raises ``WorkflowCheckpointException``."""
         decoded: Any = decode_checkpoint_value(document, allowed_types=self._allowed)
         return WorkflowCheckpoint.from_dict(decoded)
+
+
+def _refuse_other_name(workflow_name: Any) -> None:
+    """Raise `InvalidQuery` for a name that no workflow can have."""
+    if type(workflow_name) is not str:
+        reason = f"workflow_name is a str, not {type(workflow_name).__name__}."
+        raise InvalidQuery(reason, path="workflow_name")
 
 
 def _ends_run(error: Exception) -> bool:

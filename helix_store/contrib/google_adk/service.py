@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -46,7 +46,8 @@ from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.payloads import decode
 from helix_store.core.usage import UsageEntry
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
-from helix_store.exceptions import SessionNotFound
+from helix_store.exceptions import InvalidPayload, InvalidQuery, SessionNotFound
+from helix_store.items import item_key
 from helix_store.models import Item
 
 _AGENT_TYPE: Final = "google_adk"
@@ -109,10 +110,11 @@ class DjangoSessionService(BaseSessionService):
     ) -> Session:
         """Create a session, or use one that the application created with the id of `session_id_of`.
 
-        Raises ADK's ``AlreadyExistsError``.
+        Raises ADK's ``AlreadyExistsError``; also raises `InvalidPayload` and `LimitExceeded`.
         """
-        chosen = (session_id or "").strip() or new_id()
-        deltas = _deltas(state or {})
+        item_key(app_name, "app_name")
+        chosen = ("" if session_id is None else _stripped(session_id)) or new_id()
+        deltas = _deltas({} if state is None else state)
         document = {
             "id": chosen,
             "last_update_time": platform_time.get_time(),
@@ -142,8 +144,12 @@ class DjangoSessionService(BaseSessionService):
 
         Raises `IntegrityFault` if an event cannot be read, because the agent must not continue without it.
         """
+        if config is not None and not isinstance(config, GetSessionConfig):
+            reason = f"config is a GetSessionConfig, not {type(config).__name__}."
+            raise InvalidQuery(reason, path="config")
         newest = config.num_recent_events if config is not None else None
-        session = await in_thread(partial(self._read, app_name, user_id, session_id.strip(), newest=newest))
+        name = _stripped(session_id)
+        session = await in_thread(partial(self._read, app_name, user_id, name, newest=newest))
         if session is not None and config is not None and config.after_timestamp is not None:
             # As in ADK, return the events after the last one that is too old.
             old = [event.timestamp < config.after_timestamp for event in session.events]
@@ -157,13 +163,14 @@ class DjangoSessionService(BaseSessionService):
 
         Sessions that the application created with another agent type are not listed.
         """
+        user_id = validation.user_id(user_id)
         return ListSessionsResponse(sessions=await in_thread(partial(self._list, app_name, user_id)))
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Delete a session with its events and usage, but not the state of the app and the user. Safe to
         repeat. If the application created the session, only the items are deleted.
         """
-        stored_id = self.session_id_of(app_name, user_id, session_id.strip())
+        stored_id = self.session_id_of(app_name, user_id, _stripped(session_id))
         await self._storage.adelete(stored_id, Item)
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
@@ -177,8 +184,13 @@ class DjangoSessionService(BaseSessionService):
 
         Raises ADK's ``StaleSessionError`` if ``session`` lacks an event that another writer has stored; get
         the session again and redo the change. A repeat of the same event has no effect. Raises ADK's
-        ``SessionNotFoundError``, and ``AlreadyExistsError`` for another event with the same id.
+        ``SessionNotFoundError``, and ``AlreadyExistsError`` for another event with the same id; also raises
+        `InvalidPayload` and `LimitExceeded`.
         """
+        for name, given, kind in (("session", session, Session), ("event", event, Event)):
+            if not isinstance(given, kind):
+                reason = f"expected {kind.__name__}, got {type(given).__name__}"
+                raise InvalidPayload(path=name, reason=reason)
         if event.partial or not await in_thread_to_the_end(partial(self._append, session, event)):
             return event
         return await super().append_event(session, event)
@@ -264,9 +276,9 @@ class DjangoSessionService(BaseSessionService):
             "session": self.session_id_of(app_name, user_id, session_id),
             "user_state": _shared_id(USER, app_name, user_id),
             "app_state": _shared_id(APP, app_name, user_id),
-            "app": app_name,
+            "app": item_key(app_name, "app_name"),
             "events": f"{EVENTS}{app_name}",
-            "limit": MAX_BIGINT if newest is None else newest,
+            "limit": MAX_BIGINT if newest is None else min(newest, MAX_BIGINT),
         }
         rows = self._storage.db.read(SESSION_WITH_EVENTS, parameters)
         stored = {lane: document_of(decode(text)) for lane, _, text in rows if lane != parameters["events"]}
@@ -301,7 +313,7 @@ class DjangoSessionService(BaseSessionService):
             "tenant": self._storage.tenant,
             "agent_type": self._storage.agent_type,
             "app": app_name,
-            "user": validation.user_id(user_id),
+            "user": user_id,
             "at": datetime.min.replace(tzinfo=UTC),
             "after": "",
             "limit": _ROWS_PER_PAGE,
@@ -312,6 +324,13 @@ class DjangoSessionService(BaseSessionService):
             if len(rows) < _ROWS_PER_PAGE:
                 return
             parameters["at"], parameters["after"] = rows[-1][:2]
+
+
+def _stripped(session_id: Any) -> str:
+    """Return an id as ADK's services read it. Raises `InvalidPayload`."""
+    if type(session_id) is not str:
+        raise InvalidPayload(path="session_id", reason=f"expected str, got {type(session_id).__name__}")
+    return session_id.strip()
 
 
 def _shared_id(lane: str, app_name: str, user_id: str) -> str:
@@ -353,11 +372,15 @@ def _refuse_stale(session: Session, marker: str | None, stored: Document) -> Non
 
 def _deltas(state: Mapping[str, Any]) -> dict[str, Document]:
     """Return the state of the session, the user and the app as JSON, without the prefixes. State that applies
-    to a single invocation is left out.
+    to a single invocation is left out. Raises `InvalidPayload`.
     """
+    if not isinstance(state, Mapping):
+        raise InvalidPayload(path="state", reason=f"expected dict, got {type(state).__name__}")
     prefixes = {State.USER_PREFIX: USER, State.APP_PREFIX: APP}
     deltas: dict[str, Document] = {SESSION: {}, USER: {}, APP: {}}
-    plain = to_jsonable_python(dict(state), serialize_unknown=True, inf_nan_mode="constants")
+    plain = _plain(
+        partial(to_jsonable_python, dict(state), serialize_unknown=True, inf_nan_mode="constants"), "state"
+    )
     for key, value in plain.items():
         prefix = next((each for each in prefixes if key.startswith(each)), "")
         if not key.startswith(State.TEMP_PREFIX):
@@ -388,8 +411,8 @@ def _state(document: Document) -> Document:
 
 
 def _stored_event(event: Event) -> Document:
-    """Return an event as a document, without the state of a single invocation."""
-    document: Document = event.model_dump(mode="json", exclude_none=True)
+    """Return an event as a document, without the state of a single invocation. Raises `InvalidPayload`."""
+    document: Document = _plain(partial(event.model_dump, mode="json", exclude_none=True), "event")
     if _has_null(document):
         document = _with_numbers(document, event.model_dump(exclude_none=True))
     refuse_unreadable(Event.model_validate, document, "google-adk", "event")
@@ -398,6 +421,16 @@ def _stored_event(event: Event) -> Document:
         key: value for key, value in delta if not key.startswith(State.TEMP_PREFIX)
     }
     return document
+
+
+def _plain(convert: Callable[[], Any], path: str) -> Any:
+    """Return what Pydantic makes of a value. Raises `InvalidPayload` if JSON cannot represent the value."""
+    try:
+        return convert()
+    except (ValueError, TypeError, RecursionError) as exc:
+        reason = f"it cannot be written as JSON ({type(exc).__name__})"
+    # This is raised here because Pydantic's error may contain the value, and would become the context.
+    raise InvalidPayload(path=path, reason=reason)
 
 
 def _has_null(value: Any) -> bool:

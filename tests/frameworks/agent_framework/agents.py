@@ -24,9 +24,10 @@ __all__ = ["Booking", "Offer", "ScriptedClient", "booking", "guide"]
 class ScriptedClient(BaseChatClient[Any]):
     """A model that gives ``answers`` one after the other."""
 
-    def __init__(self, *answers: str) -> None:
+    def __init__(self, *answers: str, has_ids: bool = True) -> None:
         super().__init__()
         self.answers = list(answers)
+        self.has_ids = has_ids
         self.number = 0
 
     def _inner_get_response(
@@ -38,7 +39,7 @@ class ScriptedClient(BaseChatClient[Any]):
         self.number += 1
         return ChatResponse(
             messages=[Message("assistant", [self.answers.pop(0)])],
-            response_id=f"response-{self.number}",
+            response_id=f"response-{self.number}" if self.has_ids else None,
             model="gpt-5",
             usage_details={
                 "input_token_count": 10,

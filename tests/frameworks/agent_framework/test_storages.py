@@ -16,6 +16,7 @@ pytest.importorskip(
 )
 
 from agent_framework import (
+    Agent,
     AgentSession,
     Message,
     WorkflowCheckpoint,
@@ -34,7 +35,7 @@ from helix_store.models import Item, UsageEntry
 from helix_store.models import Session as StoredSession
 from helix_store.stores import DatabaseLockManager
 from tests.databases import CommittedDatabase
-from tests.frameworks.agent_framework.agents import Offer, booking, guide
+from tests.frameworks.agent_framework.agents import Offer, ScriptedClient, booking, guide
 from tests.frameworks.agent_framework.differential import Differential, Stored, message
 from tests.frameworks.retention import assert_deleted_thirty_days_after_the_last_write
 from tests.processes import run_in_threads
@@ -138,6 +139,28 @@ def test_providers_of_one_session_keep_histories_of_their_own(committed_db: Comm
     _talk(committed_db, "two", source_id="audit", store_outputs=False)
     assert texts(committed_db, source_id="audit") == ["two"]
     assert texts(committed_db) == ["one", "answer to one"]
+
+
+def test_two_providers_record_a_response_without_an_id_once(committed_db: CommittedDatabase) -> None:
+    agent = Agent(
+        client=ScriptedClient("one", "two", has_ids=False),
+        name="guide",
+        context_providers=[
+            history_of(committed_db),
+            history_of(committed_db, source_id="audit", load_messages=False),
+        ],
+    )
+    session = AgentSession(session_id="trip")
+
+    async def ask() -> None:
+        for question in ("hello", "again"):
+            await agent.run(question, session=session)
+
+    run(ask())
+    assert texts(committed_db) == texts(committed_db, source_id="audit") == ["hello", "one", "again", "two"]
+    usage = DatabaseUsageStore(committed_db.alias, tenant=committed_db.tenant)
+    entries = usage.get_entries(DjangoHistoryProvider.session_id_of("trip"))
+    assert [each.tokens.completion for each in entries if each.tokens] == [5, 5]
 
 
 def _save(db: CommittedDatabase, writer: int) -> None:
