@@ -8,6 +8,7 @@ index of `helix_store.contrib.session_search` exists, and otherwise only in the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,7 +34,7 @@ from helix_store.admin.base import (
     newest_rows,
     of_tenants,
 )
-from helix_store.admin.elements import LABELS, lazy_name_of_status, name_of_status, one_line
+from helix_store.admin.elements import LABELS, lazy_name_of_status, name_of_status, names_of_users, one_line
 from helix_store.core import moments, validation
 from helix_store.core.moments import as_utc
 from helix_store.core.types import SESSION_EXPIRED, TERMINAL_STATUSES, RunStatus, SessionStatus
@@ -177,6 +178,30 @@ def found_sessions(sessions: QuerySet[Any], term: str, scope: Scope) -> Found:
         is_cut=any(len(found) == MOST_FOUND for found in keys),
         is_bounded=is_bounded,
     )
+
+
+_STEP_ADDRESS: Final = re.compile(r"(.+)@step-([0-9]{1,9})", re.DOTALL)
+
+
+def step_in_search(sessions: QuerySet[Any], term: str, scope: Scope) -> tuple[int, int] | None:
+    """Return the key of the session and the number of the step that a search such as ``ID@step-57`` names.
+
+    The start of an id names a session if no other id begins with it.
+    """
+    named = _STEP_ADDRESS.fullmatch(term.strip())
+    if named is None or not is_searchable(term):
+        return None
+    session_id, number = named[1], int(named[2])
+    tenants = scope.known_tenants(Session)
+    indexed = of_tenants(sessions, tenants) if len(tenants) <= MOST_TENANTS else sessions
+    for found in (
+        indexed.filter(session_id=session_id),
+        indexed.filter(session_id__gte=session_id, session_id__lt=session_id + _LAST_CHARACTER),
+    ):
+        keys = list(found.order_by().values_list("pk", flat=True)[:2])
+        if keys:
+            return (keys[0], number) if len(keys) == 1 else None
+    return None
 
 
 def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
@@ -536,7 +561,10 @@ class UserFilter(SimpleListFilter):
         return queryset.filter(user_id=chosen) if chosen else queryset
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        return _text_choice(self, changelist)
+        """Yield a text field for the id. Its label shows the name of the user."""
+        names = names_of_users([self.value()])
+        for choice in _text_choice(self, changelist):
+            yield {**choice, "shown": names.get(choice["value"], "")}
 
 
 def _text_choice(text_filter: Any, changelist: Any) -> Iterator[Any]:

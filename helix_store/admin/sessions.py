@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar, Final
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
@@ -99,12 +100,14 @@ from helix_store.admin.filters import (
     reason_of,
     shown_views,
     status_or_condition,
+    step_in_search,
     view_of,
 )
 from helix_store.admin.operating import CONFIRMED, OperatedAdmin, is_key, list_action, log
 from helix_store.admin.records import claim_of
 from helix_store.admin.sections import SECTIONS, Section, conversation_file, state_file
 from helix_store.admin.sections.section import ENVELOPE, SessionView
+from helix_store.admin.sections.timeline import Timeline
 from helix_store.admin.sections.waits import Waits, open_calls
 from helix_store.admin.usage import limit_words
 from helix_store.catalogue import tables
@@ -165,6 +168,10 @@ class SessionTable(OperatedAdmin):
         # tenant's index.
         sessions = self.get_queryset(request).annotate(**self.list_texts).filter(pk__in=found.keys)
         return sessions.order_by(*queryset.query.order_by), False
+
+    def name_of(self, row: Any) -> str:
+        stored = row.title_start if hasattr(row, "title_start") else payload_of(row, "title")
+        return one_line(stored or "", _TITLE_LENGTH)
 
     def list_notes(self, request: HttpRequest) -> Iterator[str]:
         yield from super().list_notes(request)
@@ -748,10 +755,32 @@ class SessionAdmin(SessionPage, SessionTable):
         OrderFilter,
     )
     orders = ORDERS
+    search_help_text = _("Words of a title, a user, a tag or a session id. ID@step-57 opens step 57.")
     link_lookups = CHILDREN_OF
     actions = (*map(list_action, (InterruptMany(), MARK_FAILED, DELETE)), export_sessions)
     of_other_models = {**SessionPage.of_other_models, "spent": UsageEntry}
     side_lists: ClassVar = {"graphs": GraphSessions, "snapshots": SnapshotThreads}
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Return the list, or open the step that the search names."""
+        refuse_surrogates(request)
+        url = self._step_url(request)
+        return HttpResponseRedirect(url) if url else super().changelist_view(request, extra_context)
+
+    def _step_url(self, request: HttpRequest) -> str:
+        """Return the address of the step that the search names, if it is one that the user may view."""
+        term = request.GET.get(SEARCH_VAR, "") if request.method == "GET" else ""
+        if not term or not all(self.may_view(request, each) for each in (Session, Run, Checkpoint)):
+            return ""
+        scope = self.scope(request)
+        found = step_in_search(scope.rows(Session), term, scope)
+        if found is None:
+            return ""
+        key, number = found
+        query = urlencode({"section": Timeline.name, "step": number})
+        return f"{self.page_url(Session, key)}?{query}#step-{number}"
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         context = super().list_context(request)

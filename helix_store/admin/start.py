@@ -20,7 +20,7 @@ from django.http import HttpRequest
 from django.utils import formats
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.answers import ANSWER
@@ -166,6 +166,7 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
             title_start=start_of("title", _TITLE_LENGTH),
             failure_start=start_of("failure_reason", _CAUSE),
         )
+        parts["search_url"] = page.list_url(Session)
         parts["needs"] = _needs(page, request, sessions, may_view_runs=may_view_runs)
         parts["failures"] = list(_failures(page, scope, sessions, may_view_runs=may_view_runs))
         parts["days"] = _DAYS
@@ -289,7 +290,11 @@ def _add_stopped(needs: Needs, page: OperatedAdmin, request: HttpRequest, sessio
     found = {key: stuck for key, stuck in stopped.items() if key not in needs.keys}
     needs.keys.update(found)
     may_view_budgets = page.may_view(request, Budget)
-    labels = {"crashed": _("crashed"), "abandoned": _("abandoned"), "over_budget": _("over budget")}
+    labels = {
+        "crashed": _("crashed"),
+        "abandoned": _("abandoned"),
+        "over_budget": pgettext("of sessions", "over budget"),
+    }
     keys = {each: [key for key, stuck in found.items() if stuck.condition == each] for each in STOPPED}
     shown = sessions.in_bulk([key for each in STOPPED for key in keys[each][:_ROWS_SHOWN]])
     for condition in STOPPED:
@@ -302,7 +307,7 @@ def _add_stopped(needs: Needs, page: OperatedAdmin, request: HttpRequest, sessio
                 need = Need(
                     status=badge(condition),
                     session=_session_link(page, session),
-                    what=one_line(stuck.detail or "", _TITLE_LENGTH),
+                    what=gettext("budget “%(name)s”") % {"name": one_line(stuck.detail or "", _TITLE_LENGTH)},
                     when=distance(stuck.since),
                     action=_("See the budgets"),
                     url=_section_url(page, session, "budgets" if may_view_budgets else "timeline"),

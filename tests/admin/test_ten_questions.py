@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from django.contrib.auth.models import Permission
 from django.test.utils import override_settings
 from django.urls import reverse
 
@@ -82,3 +83,56 @@ def test_a_question_is_answered_within_two_clicks(
         )
     assert page.status == 200
     assert re.search(answer, page.text), f"{question}: {page.text[-3000:]}"
+
+
+def _search(browser: Browser, term: str) -> str:
+    """Search in the list, and return where the answer leads, or nothing if it is the list."""
+    response = browser.client.get(reverse("admin:helix_store_session_changelist"), {"q": term})
+    assert response.status_code in {200, 302}
+    return str(response.headers.get("Location", ""))
+
+
+def test_a_search_on_the_start_page_opens_a_step(filled: tuple[Browser, dict[str, Any]]) -> None:
+    browser, keys = filled
+    start = browser.open(reverse("admin:app_list", args=["helix_store"]))
+    (form,) = [a for tag, a in start.elements.started if tag == "form" and a.get("role") == "search"]
+    assert form["action"] == reverse("admin:helix_store_session_changelist")
+    assert form["method"] == "get"
+    step = reverse("admin:helix_store_session_change", args=[keys["long"]]) + "?section=timeline&step=57"
+    for term in ("long@step-57", " long@step-57 ", "lo@step-57"):
+        address = _search(browser, term)
+        assert address == f"{step}#step-57"
+        assert re.search(r"of step 57\b", browser.open(step).text)
+
+
+def test_a_search_that_names_no_single_step_lists_sessions(filled: tuple[Browser, dict[str, Any]]) -> None:
+    browser, _keys = filled
+    # Several ids begin with "failed", no session is called "nobody", and the others name no step.
+    for term in (
+        "failed@step-1",
+        "nobody@step-1",
+        "long@step-",
+        "long@step-x",
+        "@step-1",
+        "long",
+        f"long@step-{10**12}",
+    ):
+        assert _search(browser, term) == "", term
+
+
+def test_the_search_for_a_step_needs_the_permissions_of_its_page(visitor: Browser) -> None:
+    store = Store(visitor.database.alias, tenant=visitor.database.tenant)
+    with store.new_session("s", agent_type="a").turn() as turn, turn.step() as step:
+        step.say({"role": "user", "content": "hello"})
+    visitor.sign_in(*_permissions("view_session", "view_run"))
+    assert _search(visitor, "s@step-1") == ""
+    visitor.sign_in(*_permissions("view_session", "view_run", "view_checkpoint"))
+    assert "step=1" in _search(visitor, "s@step-1")
+    visitor.sign_in(*_permissions("view_run", "view_checkpoint"))
+    list_url = reverse("admin:helix_store_session_changelist")
+    assert visitor.client.get(list_url, {"q": "s@step-1"}).status_code == 403
+
+
+def _permissions(*codenames: str) -> list[Permission]:
+    found = Permission.objects.filter(codename__in=codenames, content_type__app_label="helix_store")
+    return list(found)
