@@ -36,6 +36,7 @@ from helix_store.core.transcript import KEPT_IN_PROSE, visible, visible_json
 from helix_store.core.usage import rounded_cost
 from helix_store.exceptions import IntegrityFault
 from helix_store.reports.payloads import TONES, Change, difference_pages, document_of, json_start, payload_of
+from helix_store.sessions.state import SUPERSEDED
 
 LABELS: Final[dict[str, Any]] = {
     "agent_name": _("agent name"),
@@ -196,8 +197,8 @@ def progress(steps: int, messages: int) -> str:
     """Return the numbers of steps and messages of a session."""
     return ", ".join(
         (
-            ngettext("%d step", "%d steps", steps) % steps,
-            ngettext("%d message", "%d messages", messages) % messages,
+            ngettext("%(count)s step", "%(count)s steps", steps) % {"count": grouped(steps)},
+            ngettext("%(count)s message", "%(count)s messages", messages) % {"count": grouped(messages)},
         )
     )
 
@@ -266,6 +267,28 @@ def one_line(text: str, limit: int) -> str:
     """Return the start of some text as one line."""
     line = " ".join(prose(text[: 4 * limit]).split())
     return line if len(line) <= limit and len(text) <= 4 * limit else line[:limit].rstrip() + "…"
+
+
+_LONGEST_SHOWN: Final = 40
+_LONGEST_REASON: Final = 80
+
+
+def _short(name: str) -> str:
+    """Return a name or the start of an id, which must not make its row much higher than the others."""
+    shown = printable(name)
+    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"
+
+
+def reason_words(reason: str | None) -> str:
+    """Return why a run has ended. The reasons of the store become words; others are shown as they are."""
+    kind, _separator, name = (reason or "").partition(":")
+    if reason == SUPERSEDED:
+        return gettext("taken over by another worker")
+    if name and kind == "budget":
+        return gettext("budget “%(name)s”") % {"name": one_line(name, _LONGEST_REASON)}
+    if name and kind == "effect":
+        return gettext("effect “%(name)s” is undecided") % {"name": one_line(name, _LONGEST_REASON)}
+    return one_line(reason or "", _LONGEST_REASON)
 
 
 def hide_secrets(tracing: Any) -> Any:
@@ -407,11 +430,12 @@ def json_column(name: str, label: Any) -> Callable[[Any, Any], Any]:
 
 
 def own_column(name: str) -> Callable[[Any], Any]:
-    """Return a list column that shows a column of the model under its label."""
+    """Return a list column that shows a column of the model under its label. A long text is cut."""
 
     @admin.display(description=LABELS[name])
     def value(row: Any) -> Any:
-        return getattr(row, name)
+        shown = getattr(row, name)
+        return _short(shown) if isinstance(shown, str) else shown
 
     value.__name__ = name
     return value
@@ -644,7 +668,7 @@ def user_link(address: str, user_id: str, names: Mapping[str, str]) -> SafeStrin
     try:
         url = f"{address}?{urlencode({'user': user_id})}"
     except UnicodeEncodeError:
-        return format_html('<span class="helix-narrow">{}</span>', title)
+        return format_html('<span class="helix-narrow" title="{}">{}</span>', title, _short(user_id))
     return format_html(
-        '<a class="helix-narrow" href="{}" title="{}">{}</a>', url, title, name if name else title
+        '<a class="helix-narrow" href="{}" title="{}">{}</a>', url, title, name if name else _short(user_id)
     )

@@ -235,6 +235,7 @@ class OperatedAdmin(ReadOnlyAdmin):
         losses: Sequence[tuple[Any, str]] = (),
     ) -> HttpResponse:
         """Return the form of an operation, with its effect and the rows that it would change."""
+        form.label_suffix = ""
         all_lines = [line for page in difference_pages(changes) for line in page]
         lines = all_lines[:_LINES_SHOWN]
         context = {
@@ -243,11 +244,18 @@ class OperatedAdmin(ReadOnlyAdmin):
             "form": form,
             "losses": losses,
             "difference": {"lines": lines, "has_more": len(lines) < len(all_lines)},
-            "rows": [*map(printable, map(str, rows)), *_named_in(form)],
+            "rows": [
+                *((printable(str(row)), self.name_of(row)) for row in rows),
+                *((value, "") for value in _named_in(form)),
+            ],
             "hidden": hidden,
             "back": back,
         }
         return self.rendered(request, "admin/helix_store/operation.html", context)
+
+    def name_of(self, row: Any) -> str:
+        """Return what people call a row that an operation would change, or nothing if it only has an id."""
+        return ""
 
     def run_on_all(
         self, request: HttpRequest, operation: Action, name: str, queryset: QuerySet[Any]
@@ -290,6 +298,7 @@ class OperatedAdmin(ReadOnlyAdmin):
     def _page_of_all(
         self, request: HttpRequest, operation: Action, form: forms.Form, name: str, progress: Progress
     ) -> HttpResponse:
+        form.label_suffix = ""
         context = {
             "title": operation.label,
             "operation": operation,

@@ -34,6 +34,7 @@ from helix_store.admin.elements import (
     number,
     one_line,
     own_column,
+    reason_words,
     short_id,
     stacked,
     stamp,
@@ -171,7 +172,7 @@ class RunAdmin(SessionChildAdmin):
 
     @admin.display(description=_("outcome"))
     def outcome(self, run: Any) -> SafeString:
-        return stacked(badge(run.status), one_line(run.reason_start or "", _REASON_LENGTH))
+        return stacked(badge(run.status), reason_words(run.reason_start))
 
     @admin.display(description=_("duration"))
     def lasted(self, run: Run) -> str:

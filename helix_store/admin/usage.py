@@ -596,10 +596,12 @@ def _amount(value: Decimal | int) -> str:
 
 
 def _rest(limit: LimitReport) -> str:
-    held, left = _amount(limit.held), _amount(limit.remaining)
-    if not limit.held:
-        return gettext("{left} left").format(left=left)
-    return gettext("{held} held, {left} left").format(held=held, left=left)
+    given = {"held": _amount(limit.held), "left": _amount(limit.remaining)}
+    if limit.unit == "usd":
+        words = gettext("{held} held, {left} left") if limit.held else gettext("{left} left")
+    else:
+        words = gettext("{held} held, {left} tokens left") if limit.held else gettext("{left} tokens left")
+    return words.format(**given)
 
 
 def _exact(value: Any) -> str:

@@ -12,7 +12,7 @@ from django.db import connections
 from django.urls import reverse
 
 from helix_store import BudgetExceeded, Store
-from helix_store.models import Budget, BudgetCounter, Session
+from helix_store.models import Budget, BudgetCounter, Run, Session
 from helix_store.reports import session as reports
 from helix_store.reports.session import session_report
 from tests.admin.conftest import Browser, Page
@@ -88,7 +88,7 @@ def test_a_list_shows_what_is_spent_held_and_left_in_words_and_as_a_bar(browser:
         page = browser.list_of(Budget)
     assert "cap" in page.text
     assert "the whole tenant per month resets in" in page.text
-    assert "$0.25 of $2.00 $0.50 held, $1.25 left 100 of 1,000 tokens 900 left" in page.text
+    assert "$0.25 of $2.00 $0.50 held, $1.25 left 100 of 1,000 tokens 900 tokens left" in page.text
     widths = re.findall(r'<rect class="helix-meter-(\w+)"[^>]*? width="([\d.]+)"', page.html)
     assert widths == [
         *(("whole", "200"), ("spent", "25"), ("held", "50")),
@@ -369,7 +369,7 @@ def test_the_section_and_the_report_show_the_budgets_that_apply(browser: Browser
     page = browser.page_of(session, section="budgets").text
     assert "free-plan each user per day resets in" in page
     assert "$0.50 of $0.50 limit reached" in page
-    assert "tree tree s in total 100 of 1,000 tokens 900 left" in page
+    assert "tree tree s in total 100 of 1,000 tokens 900 tokens left" in page
     assert "of-eve" not in page
     report = session_report(_store(browser).sessions, "s")
     assert report.budgets is not None
@@ -386,9 +386,13 @@ def test_a_run_that_a_budget_ended_explains_itself(browser: Browser) -> None:
     session = _with_budgets(browser)
     assert "did not allow" not in browser.page_of(session).text
     _spend(browser, "ada", "0", session_id="s")
-    stopped = "The budget free-plan did not allow the last step."
+    stopped = "The budget “free-plan” did not allow the last step."
     page = browser.page_of(session).text
     assert f"{stopped} Spent now: $0.50 of $0.50. It resets in" in page
+    assert "interrupted budget “free-plan”" in browser.list_of(Run).text
+    assert "interrupted · budget “free-plan”" in browser.page_of(session, section="timeline").text
+    start = browser.open(reverse("admin:app_list", args=["helix_store"])).text
+    assert re.search(r"over budget .{0,80} budget “free-plan”", start), start
     assert "The next turn tries again. See the budgets" in page
     _store(browser).budgets.delete_budget("free-plan")
     assert f"{stopped} It no longer applies to this session: the next turn continues." in (
@@ -403,7 +407,7 @@ def test_budgets_are_shown_to_those_who_may_view_them(visitor: Browser) -> None:
     _spend(visitor, "ada", "0", session_id="s")
     visitor.sign_in(*Permission.objects.filter(codename__in=["view_session", "view_run"]))
     page = visitor.page_of(session)
-    assert "The budget free-plan did not allow the last step." in page.text
+    assert "The budget “free-plan” did not allow the last step." in page.text
     assert "$0.50 of $0.50" not in page.text
     assert "section=budgets" not in page.html
     assert visitor.page_of(session, section="budgets").status == 403

@@ -47,6 +47,16 @@ def _sessions(browser: Browser, *names: str) -> list[Session]:
     return [rows.get(session_id=name) for name in names]
 
 
+def test_a_question_names_the_sessions_as_people_do(browser: Browser) -> None:
+    state = store_of(browser.database).create_session("s", agent_type="a", title="The trip <b>")
+    row = Session.objects.using(browser.database.alias).get(session_id=state.session_id)
+    for page in (
+        _post(browser, Session, "delete_session", [row]),
+        browser.client.get(reverse("admin:helix_store_session_operation", args=[row.pk, "delete-session"])),
+    ):
+        assert 'The trip &lt;b&gt; <code class="helix-id">s</code>' in page.content.decode()
+
+
 def test_sessions_are_interrupted_after_a_question(browser: Browser) -> None:
     rows = _sessions(browser, "one", "two", "other")
     store = store_of(browser.database)

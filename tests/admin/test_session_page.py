@@ -673,8 +673,8 @@ def test_a_session_of_ten_thousand_messages_costs_as_much_as_one_of_a_hundred(br
         assert len(page.statements) <= 22, (name, len(page.statements))
         assert len(page.html) < 1.1 * len(small[name].html) + 2_000, name
         assert len(page.html) < 120_000, name
-    assert "Messages 9961 to 10000 of 10000" in large["conversation"].text
+    assert "Messages 9,961 to 10,000 of 10,000" in large["conversation"].text
     assert "Step 4999" in large["conversation"].text
     far = _section(browser, "conversation", step=2_500)
-    assert "Messages 4999 to 5038 of 10000" in far.text
+    assert "Messages 4,999 to 5,038 of 10,000" in far.text
     assert len(far.statements) <= 22

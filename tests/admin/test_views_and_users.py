@@ -156,7 +156,10 @@ def test_users_are_shown_by_name_each_a_link_to_their_sessions(browser: Browser)
     assert 'href="?user=sam%40example.org"' in page.html
     found = browser.list_of(Session, user=str(user.pk))
     assert found.row_count == 1
-    assert f"User: <strong>{user.pk}</strong>" in found.html
+    assert f'User: <strong title="{user.pk}">user-ada</strong>' in found.html
+    assert f'name="user" value="{user.pk}"' in found.html
+    by_mail = browser.list_of(Session, user="sam@example.org")
+    assert 'User: <strong title="sam@example.org">sam@example.org</strong>' in by_mail.html
     shown = browser.page_of(Session.objects.using(browser.database.alias).get(session_id="by-key"))
     assert "User user-ada" in shown.text
     assert f"?user={user.pk}" in shown.html
@@ -186,6 +189,16 @@ def test_a_project_names_its_users(browser: Browser) -> None:
         page = browser.list_of(Session)
     assert "Customer &lt;c17&gt;" in page.html
     assert "d18" in _shown(page)
+
+
+def test_a_long_id_or_name_does_not_make_a_row_high(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a" * 200, user_id="u" * 200)
+    shown = _shown(browser.list_of(Session))
+    assert "a" * 40 + "…" in shown
+    assert "u" * 40 + "…" in shown
+    assert "a" * 41 not in shown
+    assert "u" * 41 not in shown
 
 
 def test_ids_that_no_user_can_have_are_not_looked_up(browser: Browser) -> None:

@@ -282,8 +282,8 @@ def _pages(url: Callable[..., str], first: int, last: int | None, total: int) ->
     """Return the numbers of the page's messages, and links to the other pages."""
     has_newer = last is not None and last < total
     return {
-        "first": first,
-        "last": first - 1 if last is None else last,
+        "first": grouped(first),
+        "last": grouped(first - 1 if last is None else last),
         "oldest_url": url(start=1) if first > 1 else "",
         "older_url": url(start=max(1, first - _PAGE)) if first > 1 else "",
         "newer_url": url(start=(last or 0) + 1) if has_newer else "",
@@ -313,7 +313,7 @@ def _of_adapter(view: SessionView, name: str, page: ConversationPage) -> dict[st
     first = messages[0].number if messages else 1
     return {
         "blocks": blocks(view, messages, _step_of, partial(_whole_url, view, name, page.thread)),
-        "total": f"{page.total}+" if page.is_partial else page.total,
+        "total": f"{grouped(page.total)}+" if page.is_partial else grouped(page.total),
         **_pages(url, first, messages[-1].number if messages else None, page.total),
         "threads": _threads(view, name, page),
         "path": [_path_step(view, step) for step in page.path],

@@ -28,6 +28,7 @@ from helix_store.admin.elements import (
     name_of_status,
     one_line,
     printable,
+    reason_words,
     stamp,
     tone,
 )
@@ -532,7 +533,7 @@ def _notes_on(shown: Shown, run: dict[str, Any], following: dict[str, Any] | Non
         yield gettext("its worker is gone, and nobody has taken over")
         return
     yield printable(name_of_status(run["status"]))
-    yield one_line(said_by(run["error_start"]) or run["reason"] or "", _REASON)
+    yield one_line(said_by(run["error_start"]), _REASON) or reason_words(run["reason"])
     if run["status"] == RunStatus.RUNNING:
         yield worker
 

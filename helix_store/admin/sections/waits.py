@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
@@ -52,6 +53,7 @@ from helix_store.exceptions import HelixStoreError, IntegrityFault
 from helix_store.models import Decision, DecisionOutcome, Effect, EffectState, Lock, Post, StagedChange
 from helix_store.models.sessions import OPEN_EFFECTS, OneOf, PostState
 from helix_store.reports.payloads import (
+    Change,
     changes_between,
     difference_pages,
     document_of,
@@ -124,7 +126,9 @@ class Waits(Section):
         people = People.of([*_items(pending), *newest], live)
         finals = _finals(view, [key for key, call in (*_items(pending), *newest) if _is_answered(call)])
         return {
-            "pending": _open(view, pending, button, people, finals, live),
+            "pending": sorted(
+                _open(view, pending, button, people, finals, live), key=itemgetter("is_answered")
+            ),
             "pending_text": _damaged_text(view, "pending_client_tool_calls", pending),
             "completed": [_call(key, call, None, people, finals.get(key)) for key, call in newest],
             "completed_count": len(answered),
@@ -396,7 +400,7 @@ def _call(
     }
     if "submitted_at" not in entry:
         is_overdue = deadline is not None and deadline < moments.now()
-        return {**shown, "is_overdue": is_overdue, "button": button}
+        return {**shown, "is_overdue": is_overdue, "button": button, "is_answered": False}
     answer = next((name for name in ("approved", "error", "result") if name in entry), "")
     # An answer that the agent has taken no longer contains the call, but the decision does.
     if final is not None and shown["tool"] == NOTHING:
@@ -409,7 +413,16 @@ def _call(
         "answer_value": _answer_value(answer, entry),
         "answered": distance(moment_of_epoch(entry["submitted_at"])),
         "answered_by": people.names(entry.get("actors")),
+        "changes": difference(_edits(entry)),
+        "is_answered": True,
     }
+
+
+def _edits(entry: dict[str, Any]) -> Sequence[Change]:
+    """Return what a person has changed in the input that they approved, if people can read so much."""
+    if EDITED_FROM not in entry or entry.get("approved") is not True:
+        return ()
+    return few_changes(entry[EDITED_FROM], entry.get("input")) or ()
 
 
 def _text(value: Any) -> str:
