@@ -18,6 +18,7 @@ from helix_store.checks import check_database
 from helix_store.core import validation
 from helix_store.doctor.findings import (
     RULES,
+    UNREADABLE,
     Check,
     Diagnosis,
     Fault,
@@ -250,6 +251,7 @@ class _Examination:
         self._listener = listener
         self._counts: Counter[_RuleOnTable] = Counter()
         self._fixed: Counter[_RuleOnTable] = Counter()
+        self._unreadable: set[tuple[str | None, Sample]] = set()
         self._samples: defaultdict[_RuleOnTable, list[Sample]] = defaultdict(list)
 
     def run(self, deploy: bool) -> Diagnosis:
@@ -291,6 +293,11 @@ class _Examination:
 
     def _count(self, faults: Iterable[Fault]) -> None:
         for each in faults:
+            if each.rule_id == "unreadable-row":
+                # Several checks read the same row.
+                if (each.table, each.sample) in self._unreadable:
+                    continue
+                self._unreadable.add((each.table, each.sample))
             broken = (each.rule_id, each.table)
             self._counts[broken] += 1
             if len(self._samples[broken]) < _SAMPLES:
@@ -305,7 +312,11 @@ class _Examination:
             action = RULES[rule].fix or ""
             if not self._dry_run:
                 self._listener.fixes(faults[0], action)
-            left = fix(self._db, check, rule, key, dry_run=self._dry_run)
+            try:
+                left = fix(self._db, check, rule, key, dry_run=self._dry_run)
+            except UNREADABLE:
+                # A fix reads the whole row, of which another column may be damaged.
+                left = faults
             mended = max(len(faults) - len(left), 0)
             if left:
                 self._listener.left(faults[0])

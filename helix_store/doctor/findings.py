@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from helix_store.core.payloads import Serializable
 from helix_store.engine.database import Database, Rows
 from helix_store.engine.expressions import keyset_pages, list_parameter
 from helix_store.engine.statement import Statement
+from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session, Stream
 
 
@@ -329,6 +331,13 @@ _ALL: Final = (
         "See the documentation of the app that has the table.",
     ),
     Rule(
+        "unreadable-row",
+        _ERROR,
+        "A row, or one that belongs to it, has a value that is no time or no text in UTF-8, or is nested too "
+        "deeply: calls that read it fail, and some checks could not examine it.",
+        "Restore the row from a backup, or correct the column with SQL; then run the doctor again.",
+    ),
+    Rule(
         "orphan-row",
         _ERROR,
         "A row belongs to a session or stream that does not exist; no call reaches it.",
@@ -378,6 +387,23 @@ _ALL: Final = (
 )
 
 RULES: Final[dict[str, Rule]] = {rule.id: rule for rule in _ALL}
+
+
+UNREADABLE: Final = (IntegrityFault, ValueError, RecursionError)
+"""What reading a damaged row raises."""
+
+
+def in_parts(
+    of: type[Model], keys: list[int], examine: Callable[[list[int]], Iterable[Fault]]
+) -> list[Fault]:
+    """Return the faults of rows. If some cannot be read, halve the keys until each of these is a fault."""
+    try:
+        return list(examine(keys))
+    except UNREADABLE:
+        if len(keys) == 1:
+            return [fault("unreadable-row", table_of(of), None, None, f"id {keys[0]}", key=keys[0])]
+    middle = len(keys) // 2
+    return [*in_parts(of, keys[:middle], examine), *in_parts(of, keys[middle:], examine)]
 
 
 class Stopped(Exception):
@@ -468,10 +494,13 @@ class Check:
         """
         if self.keyed is not None and self.of is not None:
             for keys in scope.pages(self.of):
-                yield list(self.keyed(scope.db, keys))
+                yield in_parts(self.of, keys, partial(self.keyed, scope.db))
         if self.whole is not None:
-            for found in self.whole(scope):
-                yield [found]
+            try:
+                for found in self.whole(scope):
+                    yield [found]
+            except UNREADABLE:
+                yield [fault("unreadable-row", None, None, None, f"the check {self.name}")]
 
 
 def each(of: type[Model], *rules: str) -> Callable[[KeyedCheck], Check]:

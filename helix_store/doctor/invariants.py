@@ -35,6 +35,7 @@ from helix_store.doctor.findings import (
     each,
     fault,
     fetched,
+    in_parts,
     over,
     read_keys,
     table_of,
@@ -554,7 +555,7 @@ def _read_head(columns: dict[str, Any]) -> None:
     """Read the columns as a load does, but together with a sound state."""
     try:
         documents = {name: json.loads(columns[name]) for name in ("tags", "metadata")}
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise IntegrityFault from exc
     current_state({**columns, **documents, "status": SessionStatus.ACTIVE}, "{}", _SOUND_ENVELOPE)
 
@@ -607,12 +608,16 @@ def _paged(
 def states(scope: Scope) -> Iterator[Fault]:
     columns = ("session__tenant", "session__session_id", "payload", "envelope", "base_id", "base__payload")
     order = ("kind", "namespace", "version")
-    for keys in scope.pages(Session):
+
+    def of_sessions(keys: list[int]) -> Iterator[Fault]:
         rows = _rows_of(scope, Checkpoint, "session_id", keys)
         for key, (tenant, name, *texts) in _paged(scope, rows, ("session_id", *order), columns):
             rule = _broken_rule(key[1], *texts)
             if rule is not None:
                 yield fault(rule, "checkpoint", tenant, name, _shown_key(key))
+
+    for keys in scope.pages(Session):
+        yield from in_parts(Session, keys, of_sessions)
 
 
 def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, base: str | None) -> str | None:
@@ -678,12 +683,15 @@ def _readable(table: Table, payloads: list[str], read: Callable[[str], object]) 
 
     @over("unreadable-payload")
     def check(scope: Scope) -> Iterator[Fault]:
-        for keys in _pages(scope, table):
+        def of_owners(keys: list[int]) -> Iterator[Fault]:
             rows, order = _rows_of(scope, table.model, parent, keys), (table.parent, *table.order)
             for key, (tenant, name, *texts) in _paged(scope, rows, order, (*names, *payloads)):
                 if any(text is not None and not _can_read(partial(read, text)) for text in texts):
                     shown = None if table.is_of_tenant else name
                     yield fault("unreadable-payload", table_of(table.model), tenant, shown, _shown_key(key))
+
+        for keys in _pages(scope, table):
+            yield from in_parts(table.owner or table.model, keys, of_owners)
 
     return check
 

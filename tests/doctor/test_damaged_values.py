@@ -1,0 +1,52 @@
+"""Values that a database cannot have written itself. The doctor names the row, and examines the others."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from helix_store.doctor import diagnose
+from tests.databases import CommittedDatabase
+from tests.doctor.planting import execute
+
+_NOT_TEXT: Final = "CAST(x'fffe' AS TEXT)"
+_NOT_A_TIME: Final = "'2020-13-45 99:00:00'"
+
+DAMAGED: Final = [
+    ("session", "session_id", _NOT_TEXT, "session"),
+    ("session", "typed_metadata", _NOT_TEXT, "session"),
+    ("session", "pending_client_tool_calls", _NOT_TEXT, "session"),
+    ("session", "pending_deadline", _NOT_A_TIME, "session"),
+    ("session", "message_count", _NOT_TEXT, "session"),
+    ("message", "payload", _NOT_TEXT, "session"),
+    ("checkpoint", "payload", _NOT_TEXT, "session"),
+    ("item", "payload", _NOT_TEXT, "session"),
+    ("stream", "error", _NOT_TEXT, "stream"),
+    ("stream_chunk", "payload", _NOT_TEXT, "stream"),
+]
+
+
+@pytest.mark.parametrize(("table", "column", "value", "named"), DAMAGED, ids=lambda value: str(value)[:20])
+def test_a_row_that_cannot_be_read_is_a_finding(
+    sample: CommittedDatabase, table: str, column: str, value: str, named: str
+) -> None:
+    if sample.vendor != "sqlite":
+        pytest.skip("PostgreSQL stores no such value.")
+    before = {finding.id for finding in diagnose(using=sample.alias).findings}
+    execute(sample, "UPDATE [session] SET message_count = message_count + 3 WHERE id = [=root]")
+    execute(sample, f"UPDATE [{table}] SET {column} = {value} WHERE id = (SELECT max(id) FROM [{table}])")
+    for fix in (False, True):
+        diagnosis = diagnose(using=sample.alias, fix=fix)
+        found = {finding.id: finding for finding in diagnosis.findings if finding.id not in before}
+        # The examination goes on, and other rows are fixed.
+        assert "message-count-off" in found
+        finding = found["unreadable-row"]
+        assert (finding.table, finding.count, finding.is_problem) == (named, 1, True)
+        assert str(finding.samples[0]).startswith("id ")
+
+
+def test_documents_that_are_nested_too_deeply_are_a_finding(sample: CommittedDatabase) -> None:
+    nested = "[" * 990 + "]" * 990
+    execute(sample, f"UPDATE [session] SET tags = '{nested}' WHERE id = [=steps]")
+    assert {finding.id for finding in diagnose(using=sample.alias).findings} == {"unreadable-columns"}
