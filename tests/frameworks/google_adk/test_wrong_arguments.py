@@ -22,7 +22,7 @@ from tests.databases import CommittedDatabase
 
 _APP: Final = {"app_name": "weather"}
 _USER: Final = {**_APP, "user_id": "ada"}
-_SESSION: Final = {**_USER, "session_id": "trip"}
+_SESSION: Final[dict[str, Any]] = {**_USER, "session_id": "trip"}
 _EVENT: Final = {"session": Session(app_name="weather", user_id="ada", id="trip"), "event": Event(author="a")}
 
 _CALLS: Final[dict[str, dict[str, Any]]] = {
