@@ -159,14 +159,14 @@ def test_an_edited_input_is_approved_after_its_difference_was_shown(browser: Bro
     assert "Nice" in again.content.decode()
     assert _answers(browser) == {}
     assert told(browser, url, {**given, "seen": seen}) == ["'call-1': approved."]
-    answer = _answers(browser)["call-1"]
-    assert answer["input"] == {"to": "Rome", "class": 2}
     answered = _waits(browser)
     assert "Answered, not taken by the agent yet book" in answered.text
     assert "Open calls" not in answered.text
     _title, _heading, changes = answered.text.partition("Somebody has changed the requested input")
     assert "Oslo" in changes
     assert "Rome" in changes
+    answer = _answers(browser)["call-1"]
+    assert answer["input"] == {"to": "Rome", "class": 2}
     assert answer["digest"] == call_digest("book", {"to": "Rome", "class": 2})
 
 
