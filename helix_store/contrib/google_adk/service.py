@@ -191,9 +191,21 @@ class DjangoSessionService(BaseSessionService):
             if not isinstance(given, kind):
                 reason = f"expected {kind.__name__}, got {type(given).__name__}"
                 raise InvalidPayload(path=name, reason=reason)
-        if event.partial or not await in_thread_to_the_end(partial(self._append, session, event)):
+        if event.partial:
             return event
-        return await super().append_event(session, event)
+        is_new = False
+
+        def append() -> None:
+            nonlocal is_new
+            is_new = self._append(session, event)
+
+        try:
+            await in_thread_to_the_end(append)
+        finally:
+            # Also if the task was cancelled: then the event is stored, and the next one follows it.
+            if is_new:
+                event = await super().append_event(session, event)
+        return event
 
     def _append(self, session: Session, event: Event) -> bool:
         """Store an event, and return whether it was new."""

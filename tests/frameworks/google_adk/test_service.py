@@ -168,6 +168,22 @@ def test_state_keeps_its_prefixes_and_is_shared_by_the_app_and_the_user(
 # --- Writers ---------------------------------------------------------------------------------------
 
 
+async def test_a_session_has_the_event_whose_append_was_cancelled_too_late(
+    service: DjangoSessionService,
+) -> None:
+    session = await service.create_session(**NAMED)
+    task = asyncio.ensure_future(service.append_event(session, event("one", actions=delta(a=1))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await service.append_event(session, event("two"))
+    stored = await service.get_session(**NAMED)
+    assert texts(session) == texts(stored) == ["one", "two"]
+    assert session.state == {"a": 1}
+
+
 def test_a_stale_session_is_refused_and_nothing_is_stored(
     service: DjangoSessionService, committed_db: CommittedDatabase
 ) -> None:
