@@ -138,7 +138,6 @@ class Conversation(Section):
         _mark_failed_calls(shown, steps)
         return {
             "blocks": shown,
-            "total": total,
             **_pages(view.url, first, messages[-1].number if messages else None, total),
             "may_jump": view.may_view(Checkpoint) and view.session.step_count > 0,
             "list_url": view.list_url(Message),
@@ -278,10 +277,15 @@ def _step_with(
     return None if step is None else (step["message_count"], step)
 
 
-def _pages(url: Callable[..., str], first: int, last: int | None, total: int) -> dict[str, Any]:
-    """Return the numbers of the page's messages, and links to the other pages."""
+def _pages(
+    url: Callable[..., str], first: int, last: int | None, total: int, *, is_partial: bool = False
+) -> dict[str, Any]:
+    """Return the numbers of the page's messages, and links to the other pages. Without messages, there is no
+    total.
+    """
     has_newer = last is not None and last < total
     return {
+        "total": f"{grouped(total)}{'+' if is_partial else ''}" if total else "",
         "first": grouped(first),
         "last": grouped(first - 1 if last is None else last),
         "oldest_url": url(start=1) if first > 1 else "",
@@ -313,8 +317,9 @@ def _of_adapter(view: SessionView, name: str, page: ConversationPage) -> dict[st
     first = messages[0].number if messages else 1
     return {
         "blocks": blocks(view, messages, _step_of, partial(_whole_url, view, name, page.thread)),
-        "total": f"{grouped(page.total)}+" if page.is_partial else grouped(page.total),
-        **_pages(url, first, messages[-1].number if messages else None, page.total),
+        **_pages(
+            url, first, messages[-1].number if messages else None, page.total, is_partial=page.is_partial
+        ),
         "threads": _threads(view, name, page),
         "path": [_path_step(view, step) for step in page.path],
     }
