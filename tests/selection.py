@@ -27,6 +27,7 @@ from hypothesis import settings
 from tests.databases import ALIASES
 from tests.tiers import (
     LEFT_OUT,
+    LONGEST,
     ON_ONE_DATABASE,
     Tier,
     is_below,
@@ -172,6 +173,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         order = random.Random(config.option.seed)  # noqa: S311
         places = {path: order.random() for path in dict.fromkeys(item.path for item in items)}
         items.sort(key=lambda item: (places[item.path], order.random()))
+    if config.option.tier != Tier.QUICK:
+        items.sort(key=lambda item: _from_root(item.path) not in LONGEST)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 __all__ = [
     "LEFT_OUT",
+    "LONGEST",
     "ON_ONE_DATABASE",
     "Tier",
     "is_below",
@@ -106,6 +107,14 @@ LEFT_OUT: Final[dict[str, str]] = {
 
 _KEPT: Final[tuple[str, ...]] = ("tests/faults/test_lost_commits.py",)
 """Files in these folders that the quick tier collects: fast tests of code that it would not run otherwise."""
+
+LONGEST: Final[tuple[str, ...]] = (
+    "tests/concurrency/test_stale_snapshots.py",
+    "tests/faults/test_marks.py",
+    "tests/security/test_wrong_shapes.py",
+    "tests/shards/test_copies_beside_writers.py",
+)
+"""Files with tests of several minutes. They begin first, because one that began last would run alone."""
 
 ON_ONE_DATABASE: Final[tuple[str, ...]] = (
     "tests/adapters",
