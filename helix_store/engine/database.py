@@ -39,6 +39,7 @@ from django.apps import apps
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
+from django.utils.connection import ConnectionDoesNotExist
 
 from helix_store import conf
 from helix_store.conf import TENANT_VARIABLE
@@ -103,6 +104,14 @@ def _routed_model() -> type[Model]:
 def alias_of(tenant: str) -> str:
     """Return the database of a tenant: the one to which the routers send writes with the hint ``tenant``."""
     return router.db_for_write(_routed_model(), tenant=tenant)
+
+
+def _is_connected(alias: str) -> bool:
+    """Return whether a connection was added to Django's beside those of ``DATABASES``, as tests do."""
+    try:
+        return bool(connections[alias])
+    except ConnectionDoesNotExist:
+        return False
 
 
 def _unknown_alias(alias: Any) -> InvalidQuery:
@@ -243,13 +252,13 @@ class Database:
 
     @property
     def alias(self) -> str:
-        """The alias ``using``, or that of the routers. Raises `InvalidQuery` if ``DATABASES`` lacks it."""
+        """The alias ``using``, or that of the routers. Raises `InvalidQuery` if Django has no such alias."""
         alias = self.using
         if alias is None or alias == "":
             # Reads go to the same database as writes, because decisions based on a replica would be stale.
             placed = self._placed.get(self.tenant)
             alias = placed or self._placed.setdefault(self.tenant, alias_of(self.tenant))
-        if not isinstance(alias, str) or alias not in connections.databases:
+        if not isinstance(alias, str) or (alias not in connections.settings and not _is_connected(alias)):
             raise _unknown_alias(alias)
         return alias
 

@@ -204,7 +204,7 @@ def test_the_fence_is_open_to_its_own_transaction_alone(routed: Pair) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--to", "nowhere"], "not in a database 'nowhere'"),
+        (["--to", "nowhere"], "no database 'nowhere' in DATABASES"),
         (["--to", "{first}"], "is already in '.*'"),
         (["--finish"], "not being moved"),
         (["--abort"], "not being moved"),
