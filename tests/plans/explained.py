@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from struct import pack, unpack_from
 from typing import Any
 
 from django.db import transaction
@@ -84,6 +85,23 @@ def _explained(database: CommittedDatabase, sql: str, parameters: Any) -> Plan:
             transaction.set_rollback(True, using=database.alias)
 
 
+def _with_arrays(value: Any) -> Any:
+    """Return the list of a ``bytea[]`` that is sent in binary form; ``EXECUTE`` takes no such argument."""
+    if not isinstance(value, bytes) or not value.startswith(_BYTE_ARRAY):
+        return value
+    (count,) = unpack_from("!i", value, len(_BYTE_ARRAY))
+    elements, at = [], len(_BYTE_ARRAY) + 8
+    for _ in range(count):
+        (length,) = unpack_from("!i", value, at)
+        at += 4 + length
+        elements.append(value[at - length : at])
+    return elements
+
+
+_BYTE_ARRAY = pack("!3i", 1, 0, 17)
+"""How an array of one dimension without nulls begins, whose elements are of type ``bytea``."""
+
+
 def _in_postgres(database: CommittedDatabase, sql: str, parameters: Any) -> Plan:
     with database.connection.cursor() as cursor:
         if "$1" in sql:
@@ -91,7 +109,8 @@ def _in_postgres(database: CommittedDatabase, sql: str, parameters: Any) -> Plan
             cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
             cursor.execute(f"PREPARE explained AS {sql}")
             cursor.execute(
-                f"{_EXPLAIN} EXECUTE explained ({', '.join(['%s'] * len(parameters))})", parameters
+                f"{_EXPLAIN} EXECUTE explained ({', '.join(['%s'] * len(parameters))})",
+                list(map(_with_arrays, parameters)),
             )
         else:
             cursor.execute(f"{_EXPLAIN} {sql}", parameters)
