@@ -81,14 +81,14 @@ def test_it_is_refused_before_sql(call: Callable[[Any], object], wrong: Any) -> 
     assert "DATABASES" in str(caught.value)
 
 
-class Nowhere:
+class NotADatabase:
     def db_for_write(self, model: type[Any], **hints: Any) -> str:
-        return "nowhere"
+        return "not-a-database"
 
 
-@override_settings(DATABASE_ROUTERS=[f"{__name__}.Nowhere"])
+@override_settings(DATABASE_ROUTERS=[f"{__name__}.NotADatabase"])
 def test_an_answer_of_the_routers_is_checked_like_an_argument() -> None:
-    with pytest.raises(InvalidQuery, match="nowhere"):
+    with pytest.raises(InvalidQuery, match="not-a-database"):
         Store().session("s").messages()
 
 
