@@ -159,7 +159,7 @@ def test_users_are_shown_by_name_each_a_link_to_their_sessions(browser: Browser)
     assert f'User: <strong title="{user.pk}">user-ada</strong>' in found.html
     assert f'name="user" value="{user.pk}"' in found.html
     by_mail = browser.list_of(Session, user="sam@example.org")
-    assert 'User: <strong>sam@example.org</strong>' in by_mail.html
+    assert "User: <strong>sam@example.org</strong>" in by_mail.html
     shown = browser.page_of(Session.objects.using(browser.database.alias).get(session_id="by-key"))
     assert "User user-ada" in shown.text
     assert f"?user={user.pk}" in shown.html
