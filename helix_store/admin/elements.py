@@ -36,6 +36,7 @@ from helix_store.core.transcript import KEPT_IN_PROSE, visible, visible_json
 from helix_store.core.usage import rounded_cost
 from helix_store.exceptions import IntegrityFault
 from helix_store.reports.payloads import TONES, Change, difference_pages, document_of, json_start, payload_of
+from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 from helix_store.sessions.state import SUPERSEDED
 
 LABELS: Final[dict[str, Any]] = {
@@ -281,14 +282,14 @@ def _short(name: str) -> str:
 
 def reason_words(reason: str | None) -> str:
     """Return why a run has ended. The reasons of the store become words; others are shown as they are."""
-    kind, _separator, name = (reason or "").partition(":")
+    shown = one_line(reason or "", _LONGEST_REASON)
     if reason == SUPERSEDED:
         return gettext("taken over by another worker")
-    if name and kind == "budget":
-        return gettext("budget “%(name)s”") % {"name": one_line(name, _LONGEST_REASON)}
-    if name and kind == "effect":
-        return gettext("effect “%(name)s” is undecided") % {"name": one_line(name, _LONGEST_REASON)}
-    return one_line(reason or "", _LONGEST_REASON)
+    if shown.startswith(BUDGET_REASON):
+        return gettext("budget “%(name)s”") % {"name": shown.removeprefix(BUDGET_REASON)}
+    if shown.startswith(EFFECT_REASON):
+        return gettext("effect “%(name)s” is undecided") % {"name": shown.removeprefix(EFFECT_REASON)}
+    return shown
 
 
 def hide_secrets(tracing: Any) -> Any:
