@@ -34,7 +34,7 @@ from django.core.exceptions import (
 )
 from django.core.paginator import Paginator
 from django.db import router
-from django.db.models import Field, Max, Model, OuterRef, QuerySet, Subquery
+from django.db.models import Field, Max, Min, Model, OuterRef, QuerySet, Subquery
 from django.db.models.constants import LOOKUP_SEP
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template.response import TemplateResponse
@@ -251,8 +251,12 @@ def of_tenants(queryset: QuerySet[Any], tenants: list[str]) -> QuerySet[Any]:
 
 def newest_rows(queryset: QuerySet[Any], count: int) -> tuple[QuerySet[Any], bool]:
     """Return the rows that are among the newest of their table, and whether the table has others."""
-    highest = queryset.model._base_manager.using(queryset.db).aggregate(key=Max("pk"))["key"] or 0
-    return queryset.filter(pk__gt=highest - count), highest > count
+    rows = queryset.model._base_manager.using(queryset.db)
+    before = (rows.aggregate(key=Max("pk"))["key"] or 0) - count
+    # Keys have gaps: few rows may be left of a table whose keys are high. SQLite reads all rows for the
+    # lowest key and the highest in one statement, so ask for each by itself.
+    has_others = before > 0 and (rows.aggregate(key=Min("pk"))["key"] or 0) <= before
+    return queryset.filter(pk__gt=before), has_others
 
 
 def keys_in_order(

@@ -53,13 +53,13 @@ def test_filters_search_and_links_of_sessions_work_by_clicking(empty_db: Committ
         browser.click("#changelist-filter details:has(a[href*='status__exact=paused']) summary")
         browser.click("#changelist-filter a[href*='status__exact=paused']")
         _until_query(browser, status__exact="paused")
-        assert "the-child" in browser.text(ROWS)
+        browser.until(ROWS, contains="the-child")
         assert "the-parent" not in browser.text(ROWS)
 
         browser.click("#changelist-filter details:has(a[href*='agent_type=writer']) summary")
         browser.click("#changelist-filter a[href*='agent_type=writer']")
         _until_query(browser, status__exact="paused", agent_type="writer")
-        assert "the-child" in browser.text(ROWS)
+        browser.until(ROWS, contains="the-child")
 
         browser.fill("#searchbar", "nothing")
         browser.click("#changelist-search input[type=submit]")
@@ -70,21 +70,21 @@ def test_filters_search_and_links_of_sessions_work_by_clicking(empty_db: Committ
         assert "the-child" not in browser.text(ROWS)
         browser.click("#result_list tbody a")
         browser.until_address(lambda address: "/change/" in address)
-        assert "the-parent" in browser.text("#content")
+        browser.until("#content", contains="the-parent")
         parent = urlsplit(browser.address())._replace(query="").geturl()
 
         browser.click(".helix-tabs a[href*='section=tree']")
         browser.until_address(lambda address: "section=tree" in address)
         browser.click("#content a[href*='parent_session_id=the-parent']")
-        assert "the-child" in browser.text(ROWS)
+        browser.until(ROWS, contains="the-child")
         assert "the-parent" not in browser.text(ROWS)
 
         lists = {"message": "conversation", "checkpoint": "checkpoints", "run": "timeline"}
         for model, section in lists.items():
             browser.open(f"{parent}?section={section}")
             browser.click(f"#content a[href*='/{model}/?session__id__exact=']")
-            assert "the-parent" in browser.text(".helix-of-session")
-            assert browser.text(ROWS).strip()
+            browser.until(".helix-of-session", contains="the-parent")
+            browser.until(ROWS, at_least=1)
             browser.click(".helix-of-session a")
             browser.until_address(lambda address: address == parent)
 

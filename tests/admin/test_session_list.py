@@ -273,6 +273,10 @@ def test_search_for_words_is_bounded_and_says_so(browser: Browser, monkeypatch: 
     assert browser.list_of(Session, q="ann").row_count == 4
     monkeypatch.setattr(search, "MOST_FOUND", 1)
     assert "more sessions match" in browser.list_of(Session, q="ann").text
+    # Deleted sessions leave gaps: the two that are left are all that there are.
+    for name in ("s-0", "s-1"):
+        store.delete_session(name)
+    assert "Only the newest" not in browser.list_of(Session, q="trip").text
 
 
 def test_filters_and_search_take_as_many_queries_for_fifty_sessions_as_for_one(browser: Browser) -> None:

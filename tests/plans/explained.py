@@ -175,7 +175,7 @@ def _in_sqlite(database: CommittedDatabase, sql: str, parameters: Any) -> Plan:
     plan = Plan("\n".join([sql, *lines]), rows_read=operations)
     # A table is in the order of its key: what is read before the limit is in the operations.
     is_in_order = re.search(
-        r'ORDER BY ("\w+"\."id"|1) DESC LIMIT \d+$|^SELECT MAX\("\w+"\."id"\)|\(SELECT max\(id\)', sql
+        r'ORDER BY ("\w+"\."id"|1) DESC LIMIT \d+$|^SELECT M(?:AX|IN)\("\w+"\."id"\)|\(SELECT max\(id\)', sql
     )
     for line in lines:
         found = re.match(r"(?:SCAN|SEARCH) (?:\d+ (?=CONSTANT))?(\S+)", line)
