@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -539,6 +539,19 @@ def stacked_columns(values: Sequence[Sequence[tuple[float, str]]]) -> SafeString
             drawn,
         ),
         *(len(values) * _COLUMN_WIDTH, _CHART_HEIGHT, _CHART_HEIGHT),
+    )
+
+
+def short_date(day: date) -> str:
+    return formats.date_format(day, "SHORT_DATE_FORMAT")
+
+
+def scale_of_days(first: date, last: date, highest: str) -> SafeString:
+    """Return the line below a chart of days: its ends, and how much its highest column stands for."""
+    words = gettext("highest day: %(amount)s") % {"amount": highest} if highest else ""
+    return format_html(
+        '<p class="helix-ends"><span>{}</span><span>{}</span><span>{}</span></p>',
+        *(short_date(first), words, short_date(last)),
     )
 
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 from django.contrib.admin import AdminSite
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
-from django.utils import formats
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, pgettext
@@ -46,6 +45,8 @@ from helix_store.admin.elements import (
     money,
     one_line,
     printable,
+    scale_of_days,
+    short_date,
     short_id,
     spark_line,
     stacked_columns,
@@ -464,6 +465,7 @@ def _costs(page: ReadOnlyAdmin, scope: Scope) -> dict[str, Any] | None:
     for day, agent, cost in found:
         by_day[day][agent if agent in named else None] += cost
     days = [start_of_day(days_ago=ago) for ago in range(_DAYS_OF_COSTS - 1, -1, -1)]
+    highest = max(sum(costs.values(), Decimal()) for costs in by_day.values())
     names = {agent: gettext("others") if agent is None else printable(agent) for agent in series}
     return {
         "url": page.view_url(UsageEntry, "report"),
@@ -471,8 +473,7 @@ def _costs(page: ReadOnlyAdmin, scope: Scope) -> dict[str, Any] | None:
         "total": dollars(sum(of_agents.values(), Decimal())),
         "days": _DAYS_OF_COSTS,
         "chart": stacked_columns([_column(by_day[str(day.date())], series, names, day) for day in days]),
-        "first": formats.date_format(days[0].date(), "SHORT_DATE_FORMAT"),
-        "last": formats.date_format(days[-1].date(), "SHORT_DATE_FORMAT"),
+        "scale": scale_of_days(days[0].date(), days[-1].date(), money(highest)),
         "series": [
             {
                 "number": number,
@@ -490,7 +491,7 @@ def _column(
     names: Mapping[str | None, str],
     day: datetime,
 ) -> list[tuple[float, str]]:
-    at = formats.date_format(day.date(), "SHORT_DATE_FORMAT")
+    at = short_date(day.date())
     return [
         (float(costs.get(agent, 0)), f"{at}, {names[agent]}: {money(costs.get(agent, Decimal()))}")
         for agent in series

@@ -17,7 +17,6 @@ from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.db.models import Count, F, Max, Q, Sum
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
-from django.utils import formats
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
@@ -44,6 +43,8 @@ from helix_store.admin.elements import (
     number,
     one_line,
     printable,
+    scale_of_days,
+    short_date,
     short_id,
     stacked,
     stacked_columns,
@@ -291,6 +292,10 @@ def _size(group: UsageGroup, in_dollars: bool) -> float:
     return float(group.cost_usd if in_dollars else group.tokens.total)
 
 
+def _shown_size(group: UsageGroup, in_dollars: bool) -> str:
+    return money(group.cost_usd) if in_dollars else grouped(group.tokens.total)
+
+
 def _name_of(group: UsageGroup, users: Mapping[str, str], sessions_url: str) -> SafeString | str:
     """Return the name of a group. That of a user is a link to their sessions, unless its address is empty."""
     if not group.group:
@@ -303,21 +308,18 @@ def _name_of(group: UsageGroup, users: Mapping[str, str], sessions_url: str) -> 
 
 
 def _chart(report: UsageReport, given: Mapping[str, Any], in_dollars: bool) -> dict[str, Any]:
-    """Return a column for each day of the period, whether or not it has usage, and the names of its ends."""
+    """Return a column for each day of the period, whether or not it has usage, and the scale below them."""
     found = {group.group: group for group in report.groups}
     drawn = []
     for days in range((given["until"] - given["since"]).days + 1):
         day = given["since"] + timedelta(days=days)
-        size, text = 0.0, _day(day)
+        size, text = 0.0, short_date(day)
         if (group := found.get(str(day))) is not None:
-            shown = money(group.cost_usd) if in_dollars else grouped(group.tokens.total)
-            size, text = _size(group, in_dollars), f"{text}: {shown}"
+            size, text = _size(group, in_dollars), f"{text}: {_shown_size(group, in_dollars)}"
         drawn.append([(size, text)])
-    return {"columns": stacked_columns(drawn), "ends": [_day(given["since"]), _day(given["until"])]}
-
-
-def _day(day: date) -> str:
-    return formats.date_format(day, "SHORT_DATE_FORMAT")
+    highest = max(report.groups, key=lambda group: _size(group, in_dollars), default=None)
+    shown = "" if highest is None else _shown_size(highest, in_dollars)
+    return {"columns": stacked_columns(drawn), "scale": scale_of_days(given["since"], given["until"], shown)}
 
 
 _LONGEST_SHOWN_NAME = 120

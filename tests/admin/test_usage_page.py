@@ -89,7 +89,7 @@ def test_a_chart_has_a_column_for_each_day_and_no_style_of_its_own(spent: Browse
     chart, _, ends = chart.partition("</svg>")
     assert 'viewBox="0 0 200 120"' in chart  # ten days, one of them without usage at its place
     assert "<title>03/04/2026: $0.25</title>" in chart
-    assert "<span>03/01/2026</span><span>03/10/2026</span>" in ends
+    assert "<span>03/01/2026</span><span>highest day: $1.51</span><span>03/10/2026</span>" in ends
     started = page.elements.started
     assert [tag for tag, attributes in started if tag == "style" or "style" in attributes] == []
     charts = [a for tag, a in started if tag == "svg" and (a.get("class") or "").startswith("helix-")]
