@@ -88,14 +88,27 @@ LINKS_INTO: Final = for_keys(
 )
 """The keys of these sessions, each with the key of a session of which it is a sub-session."""
 
-_AGES: Final = " ".join(f"WHEN '{status}' THEN updated_at <= %({status})s" for status in SessionStatus)
+
+
+def _is_idle(status: SessionStatus) -> str:
+    """Return the condition for one status. A post that is due later, or a call that may be answered until
+    later, is something to come: until then, the session is not idle.
+    """
+    condition = f"WHEN '{status}' THEN updated_at <= %({status})s"
+    if status.is_terminal:
+        return condition
+    to_come = ("next_post_at", "pending_deadline")
+    return condition + "".join(f" AND coalesce({column} <= %({status})s, TRUE)" for column in to_come)
+
+
+_AGES: Final = " ".join(map(_is_idle, SessionStatus))
 
 NOT_IDLE: Final = for_keys(
     f"""
     SELECT id FROM {_SESSION}
     WHERE id IN %(keys)s AND NOT coalesce(CASE status {_AGES} END, FALSE)"""
 )
-"""The keys of sessions written after the cutoff for their status. Without a cutoff, they are never idle."""
+"""The keys of sessions that are not idle since the cutoff for their status. Without one, they never are."""
 
 
 def _in_use(clock: Clock) -> str:

@@ -99,6 +99,27 @@ def test_sessions_go_by_the_idle_age_of_their_status(store: DatabaseStateStore) 
     assert summary.sessions == {"checkpoint": 2, "message": 1, "session": 2}
 
 
+def test_a_session_with_something_to_come_is_idle_only_after_that(store: DatabaseStateStore) -> None:
+    to_come = {"soon": DAY, "long ago": -LONG}
+    for name, distance in to_come.items():
+        store.create_session(f"post {name}", agent_type="agent")
+        store.post_message(f"post {name}", {"role": "user", "content": "Hi"}, not_before=moments.now() + distance)
+        for kind in ("call", "failed call"):
+            store.create_session(f"{kind} {name}", agent_type="agent")
+            call = {"tool_name": "pay", "deadline": moments.now() + distance}
+            store.suspend(f"{kind} {name}", kind="suspended_client_tool", context={}, pending={"call": call})
+        store.update_status(f"failed call {name}", "failed")
+    every = known(store)
+    assert len(every) == 6
+    age(store, *every, by=LONG)
+    days = dict.fromkeys(("active", "paused", "failed"), 30)
+    expected = {"post soon", "call soon"}
+    policy = RetentionPolicy(sessions_idle_days=days)
+    assert retain(store, policy, dry_run=True).trees == 4
+    assert retain(store, policy).trees == 4
+    assert known(store) == expected
+
+
 def test_every_tenant_or_one(store: DatabaseStateStore) -> None:
     for tenant in ("", "a", store.tenant):
         completed(DatabaseStateStore(store.alias, tenant=tenant), "old")
