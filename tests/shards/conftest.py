@@ -13,6 +13,9 @@ from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
 from example_project.settings import SQLITE_OPTIONS
+from helix_store.catalogue import MOVED_TENANTS
+from helix_store.engine.database import Database
+from helix_store.transfer.fences import EXISTS, take_down
 from tests.databases import ALIASES, close_connections, fresh_tenant
 from tests.postgres import NOT_DURABLE, PostgresCluster
 from tests.settings import postgres_database
@@ -73,7 +76,20 @@ def pair(pair_of_aliases: tuple[str, str], django_db_blocker: DjangoDbBlocker) -
         try:
             yield Pair(*pair_of_aliases, fresh_tenant())
         finally:
+            for alias in pair_of_aliases:
+                _end_moves(alias)
             close_connections()
+
+
+def _end_moves(alias: str) -> None:
+    """Remove the fences of a test that failed in the middle of a move: they would refuse other tests."""
+    if not Database(alias, "").execute(EXISTS, {})[0][0]:
+        return
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT tenant FROM {MOVED_TENANTS.quoted}")
+        tenants = [tenant for (tenant,) in cursor.fetchall()]
+    for tenant in tenants:
+        take_down(Database(alias, tenant))
 
 
 @pytest.fixture
