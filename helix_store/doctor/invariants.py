@@ -12,7 +12,7 @@ They include the checks that tables declare.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
@@ -59,7 +59,7 @@ from helix_store.models import (
     StreamChunk,
     UsageEntry,
 )
-from helix_store.models.fields import PayloadField
+from helix_store.models.fields import MomentField, PayloadField
 from helix_store.models.sessions import NON_TERMINAL, OPEN_EFFECTS
 from helix_store.sessions.deltas import decode_with_delta
 from helix_store.sessions.effects import is_unknown
@@ -670,8 +670,36 @@ def _checks_of(table: Table) -> Iterator[Check]:
     payloads = [field.attname for field in fields if isinstance(field, PayloadField)]
     if payloads and table.reads is not None:
         yield _readable(table, payloads, table.reads)
+    if times := {field.attname: field.null for field in fields if isinstance(field, MomentField)}:
+        yield _times(table, times)
     if table.check is not None:
         yield _own(table)
+
+
+def _times(table: Table, times: Mapping[str, bool]) -> Check:
+    """Return a check that reads the times of a table, which maps each to whether it may be null.
+
+    A database may hold times that Python cannot represent: PostgreSQL's ``infinity``, or any text on SQLite.
+    """
+    # Rows that name their tenant may have no owner.
+    is_own = table.names_tenant
+    of: Any = table.model if is_own else table.owner
+    parent, order = ("pk", ("pk",)) if is_own else (table.parent, (table.parent, *table.order))
+
+    @over("unreadable-row")
+    def check(scope: Scope) -> Iterator[Fault]:
+        def of_owners(keys: list[int]) -> Iterator[Fault]:
+            rows = _rows_of(scope, table.model, parent, keys)
+            for _, values in _paged(scope, rows, order, tuple(times)):
+                # SQLite reads text that is no time as null.
+                if any(value is None and not times[name] for name, value in zip(times, values, strict=True)):
+                    raise IntegrityFault
+            yield from ()
+
+        for keys in scope.pages(of):
+            yield from in_parts(of, keys, of_owners)
+
+    return check
 
 
 def _readable(table: Table, payloads: list[str], read: Callable[[str], object]) -> Check:

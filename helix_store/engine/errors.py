@@ -82,6 +82,10 @@ _REFUSED_VALUE: Final = (
     "The database refused a value that the store should have refused; nothing was written. "
     "Please report the database_code of this error."
 )
+_REFUSED_BY_DRIVER: Final = (
+    "The driver cannot read a stored value, such as the time 'infinity', or cannot send a value; nothing was "
+    "written. helix_doctor names the rows that cannot be read."
+)
 _NOT_SUPPORTED: Final = (
     "The database does not support a statement of this call. On Citus, set HELIX_STORE_CITUS in the entry of "
     "DATABASES."
@@ -207,7 +211,7 @@ def _meaning(error: Error, code: str | None, vendor: str) -> type[HelixStoreErro
         # psycopg has no SQLSTATE for a connection that could not be opened, broke, violated the protocol or
         # was not free in the pool.
         return StoreUnavailable
-    # psycopg refuses NUL in text before the server sees it.
+    # psycopg refuses NUL in text before the server sees it, and times that Python cannot represent.
     return IntegrityFault if isinstance(error, DataError) else None
 
 
@@ -233,7 +237,9 @@ def _message(meaning: type[HelixStoreError], code: str | None, vendor: str) -> s
     is_unreadable_row = code is None and vendor == "sqlite"
     if meaning is not IntegrityFault or is_unreadable_row:
         return None
-    is_corrupt_file = code is not None and _family(code) in {"XX", "SQLITE_CORRUPT", "SQLITE_NOTADB"}
+    if code is None:
+        return _REFUSED_BY_DRIVER
+    is_corrupt_file = _family(code) in {"XX", "SQLITE_CORRUPT", "SQLITE_NOTADB"}
     return _CORRUPT if is_corrupt_file else _REFUSED_VALUE
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import IO, Any, Final, Literal, Protocol
 
@@ -25,7 +25,7 @@ from helix_store import conf
 from helix_store.catalogue import Table, declared, tables
 from helix_store.core.limits import MAX_CALL_BYTES
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import Pace, distinct_values, keyset_pages, with_keys
+from helix_store.engine.expressions import Pace, after_keyset, distinct_values, keyset_pages, with_keys
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, shown_id
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.heads import forest_keys
@@ -179,13 +179,34 @@ class DatabaseSource:
         head, parts = formats()[kind], parts_of(*tables(kind))
         order, size = ("tenant", f"{kind}_id"), _MOST_UNITS
         sizes = iter(lambda: size, 0)
-        for batch in keyset_pages(self._db, heads, order, "pk", *head.selected, sizes=sizes):
+        for batch in self._batches(heads, order, head.selected, sizes):
             keys = [row[0] for row in batch]
             found = [self._found(part, keys) for part in parts] if keys[1:] else self._of_one(parts, *keys)
             for key, *values, tenant, name in batch:
                 records = partial(self._records, head, key, tuple(values), parts, found)
                 yield Unit(kind, tenant, name, records)
             size = max(1, size // 2) if None in found else min(_MOST_UNITS, size * 2)
+
+    def _batches(
+        self, heads: QuerySet[Any], order: tuple[str, ...], selected: tuple[str, ...], sizes: Iterator[int]
+    ) -> Iterator[list[_Values]]:
+        """Yield pages of heads with their columns. From a page with a head that cannot be read, yield each
+        head alone and without its columns, so that only its own unit fails.
+        """
+        rest = heads
+        try:
+            for page in keyset_pages(self._db, heads, order, "pk", *selected, sizes=sizes):
+                yield page
+                last = dict(zip(order, page[-1][-len(order) :], strict=True))
+                rest = heads.filter(after_keyset(heads.model, last))
+        except _UNREADABLE:
+            yield from keyset_pages(self._db, rest, order, "pk", sizes=repeat(1))
+
+    def _columns(self, head: RecordFormat, key: int) -> _Values:
+        """Return the columns of one head. Raises one of `_UNREADABLE`."""
+        rows = self._rows(head.model).filter(pk=key).values_list(*head.selected)
+        found: list[_Values] = self._db.query(partial(list, rows))
+        return found[0]
 
     def _records(
         self,
@@ -195,7 +216,7 @@ class DatabaseSource:
         parts: Sequence[ExportedPart],
         found: Sequence[_Found],
     ) -> Iterator[Record]:
-        yield head.record_of(values, key)
+        yield head.record_of(values or self._columns(head, key), key)
         for part, of_all in zip(parts, found, strict=True):
             if of_all is None:
                 rows = self._rows(part.format.model).filter(**{part.format.parent: key})
@@ -216,7 +237,10 @@ class DatabaseSource:
         page = rows.order_by(parent, *part.order).values_list(parent, *part.format.selected)
         read = 0
         while read < (most := pace.rows):  # Once more if the rows are smaller than those before them.
-            values: list[_Values] = self._db.query(partial(list, page[:most]))
+            try:
+                values: list[_Values] = self._db.query(partial(list, page[:most]))
+            except _UNREADABLE:
+                return None  # Each unit reads its own rows, and only the one with the fault fails.
             pace.measure(values)
             if len(values) < most:
                 return {

@@ -241,6 +241,8 @@ class SqliteReader(Reader):
         with _sqlite_errors_shown():
             address = f"{self._file.resolve().as_uri()}?mode=ro"
             connection = sqlite3.connect(address, uri=True, isolation_level=None)
+        # Text that is not in UTF-8 is a fault of its row. The driver would refuse to read on.
+        connection.text_factory = _text_or_bytes
         with closing(connection):
             self._connection = connection
             try:
@@ -262,6 +264,13 @@ class SqliteReader(Reader):
 
     def has_table(self, name: str) -> bool:
         return bool(self.one("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", name)[0])
+
+
+def _text_or_bytes(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 @contextmanager
@@ -374,10 +383,13 @@ class ForeignSession:
                 yield from map(json.loads, lines_from(self._spools[table.record]))
 
 
-def session_of(kind: str, source_id: str) -> ForeignSession:
-    """Return a session of a framework with the id that `session_id_for` returns, if it can have one."""
+def session_of(kind: str, source_id: str, *parts: str) -> ForeignSession:
+    """Return a session of a framework with the id that `session_id_for` returns, if it can have one.
+
+    ``parts`` are the parts of the id, by default the id in the other store.
+    """
     try:
-        return ForeignSession(kind, source_id, session_id_for(source_id))
+        return ForeignSession(kind, source_id, session_id_for(*(parts or (source_id,))))
     except HelixStoreError:
         return ForeignSession(kind, source_id)
 

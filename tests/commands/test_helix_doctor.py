@@ -183,6 +183,23 @@ def test_pages_of_one_row_find_the_same(database: CommittedDatabase) -> None:
         assert json.loads(doctor(database).out)["findings"] == whole["findings"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_examination_that_a_signal_stops_does_not_pass_for_one_without_findings(
+    database: CommittedDatabase, number: signal.Signals
+) -> None:
+    def signal_at_once(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        os.kill(os.getpid(), number)
+        wrappers.pop()
+        return execute(sql, params, many, context)
+
+    wrappers = connections[database.alias].execute_wrappers
+    wrappers.append(signal_at_once)
+    ended = doctor(database)
+    assert (json.loads(ended.out)["findings"], ended.code) == ([], 1)
+    assert ended.err.endswith("Run it again to examine the rest.\nThe examination is not complete.")
+    assert doctor(database).code == 0
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_after_the_current_page(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from typing import Final
 
 import pytest
+from django.apps import apps
+from django.db import transaction
 
 from helix_store.doctor import diagnose
+from helix_store.doctor.findings import table_of
+from helix_store.models.fields import MomentField
+from helix_store.transfer import DatabaseSource, write_export
+from tests.cells import Cells
 from tests.databases import CommittedDatabase
 from tests.doctor.planting import execute
 
@@ -44,6 +51,34 @@ def test_a_row_that_cannot_be_read_is_a_finding(
         finding = found["unreadable-row"]
         assert (finding.table, finding.count, finding.is_problem) == (named, 1, True)
         assert str(finding.samples[0]).startswith("id ")
+
+
+TIMES: Final = [
+    (table_of(model), field.column)
+    for model in apps.get_app_config("helix_store").get_models()
+    for field in model._meta.concrete_fields
+    if isinstance(field, MomentField)
+]
+
+
+@pytest.mark.thorough
+def test_a_time_that_python_cannot_represent_is_a_finding_and_ends_no_export(
+    sample: CommittedDatabase,
+) -> None:
+    value = _NOT_A_TIME if sample.vendor == "sqlite" else "'infinity'"
+    sessions = write_export(DatabaseSource(sample.alias), io.BytesIO()).sessions
+    with Cells() as cells:
+        for table, column in TIMES:
+            with cells.check(f"{table}.{column}"), transaction.atomic(using=sample.alias):
+                newest = f"(SELECT max(id) FROM [{table}])"
+                execute(sample, f"UPDATE [{table}] SET {column} = {value} WHERE id = {newest}")
+                diagnosis = diagnose(using=sample.alias, fix=True)
+                summary = write_export(DatabaseSource(sample.alias), io.BytesIO())
+                transaction.set_rollback(True, using=sample.alias)
+                (finding,) = [each for each in diagnosis.findings if each.id == "unreadable-row"]
+                assert (finding.count, finding.is_problem) == (1, True)
+                assert summary.sha256 is not None
+                assert summary.sessions >= sessions - 1
 
 
 def test_documents_that_are_nested_too_deeply_are_a_finding(sample: CommittedDatabase) -> None:

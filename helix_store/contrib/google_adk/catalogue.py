@@ -30,6 +30,7 @@ from helix_store.transfer.sources import (
     SqliteReader,
     iso_moment,
     parsed,
+    session_of,
 )
 
 # Each of these lanes has one item, whose key is the name of the app.
@@ -178,9 +179,7 @@ class _ADKSource(ForeignSource):
         yield from self.tally.compare({"events": self._reader.one("SELECT count(*) FROM events")[0]})
 
     def _session(self, row: tuple[Any, ...]) -> ForeignSession:
-        name, lane, app, user = row[:4]
-        parts = {SESSION: (app, user, name), USER: (app, user), APP: (app,)}[lane]
-        return ForeignSession("session", name, session_id_for("google_adk", *parts))
+        return session_of("session", row[0], *_id_parts(row))
 
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
         _, lane, app, user, state, created_at, updated_at = row
@@ -189,7 +188,7 @@ class _ADKSource(ForeignSource):
         title = None
         if lane != SESSION:
             title = f"State of {'a user of the app' if lane == USER else 'the app'} {app}"
-        new = root_session(session.id, _AGENT_TYPE, user_id=owner, title=title)
+        new = root_session(session_id_for(*_id_parts(row)), _AGENT_TYPE, user_id=owner, title=title)
         self._document = {"state": parsed(state, "state")}
         return Head(new, _moment(created_at, "create_time"), _moment(updated_at, "update_time"))
 
@@ -255,6 +254,12 @@ class SqliteADKSource(_ADKSource):
         if origin.schema is not None:
             raise InvalidQuery("An SQLite file has no schema.")
         super().__init__(origin, SqliteReader(origin.dsn))
+
+
+def _id_parts(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the parts of the id that a session, or a state, has here."""
+    name, lane, app, user = row[:4]
+    return ("google_adk", *{SESSION: (app, user, name), USER: (app, user), APP: (app,)}[lane])
 
 
 def _moment(value: Any, path: str) -> datetime:

@@ -19,6 +19,7 @@ from helix_store.contrib.langgraph.encoding import (
     AGENT_TYPE,
     CheckpointAddress,
     about_checkpoint,
+    dumped,
     is_small,
     long_id,
 )
@@ -66,7 +67,9 @@ class ThreadSource(ForeignSource):
         return session_of(self.kind, row[0])
 
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
-        _, session_id = CheckpointAddress.ids_of_thread(row[0])
+        # A saver writes text. Other values in an SQLite file have no thread of their own here.
+        thread_id = validation.instance(row[0], str, "thread_id")
+        _, session_id = CheckpointAddress.ids_of_thread(thread_id)
         return Head(root_session(session_id, AGENT_TYPE), _NO_TIME, _NO_TIME)
 
     def _completed(self, head: Head, session: ForeignSession) -> Head:
@@ -104,7 +107,7 @@ class ThreadSource(ForeignSource):
             channel=long_id(channel, "channel"),
             version=long_id(version, "version"),
             type=importable_type(kind),
-            blob=blob or b"",
+            blob=_bytes(blob, "blob"),
         )
         session.add(value)
         self._sizes[namespace, channel, version] = len(value.blob)
@@ -124,7 +127,7 @@ class ThreadSource(ForeignSource):
         size = sum(self._sizes[value] for value in new)
         self._sizes.update(dict.fromkeys(new, 0))
         body = {"checkpoint": stored, "metadata": metadata, "values": small}
-        kind, text = self._serde.dumps_typed(body)
+        kind, text = dumped(self._serde, body, "checkpoint")
         about = about_checkpoint(metadata)
         checkpoint = LangGraphCheckpoint(
             thread_id=None if session.source_id == session.id else session.source_id,
@@ -152,7 +155,7 @@ class ThreadSource(ForeignSource):
             task_path=validation.text(task_path, "task_path", limit=MAX_METADATA_BYTES),
             channel=long_id(channel, "channel"),
             type=importable_type(kind),
-            blob=blob or b"",
+            blob=_bytes(blob, "value"),
         )
         session.add(write)
 
@@ -255,15 +258,15 @@ class SqliteSaverSource(ThreadSource):
 
     def _values(self, row: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         _, namespace, _, kind, data, _ = row
-        checkpoint = _unpacked(kind, data)
+        checkpoint = self._unpacked(kind, data)
         versions = checkpoint["channel_versions"]
         for channel, value in checkpoint["channel_values"].items():
             if channel in versions and not is_small(value):
-                yield (channel, namespace, str(versions[channel]), *self._serde.dumps_typed(value))
+                yield (channel, namespace, str(versions[channel]), *dumped(self._serde, value, channel))
 
     def _checkpoint(self, *columns: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         kind, data, metadata_text = columns
-        checkpoint = _unpacked(kind, data)
+        checkpoint = self._unpacked(kind, data)
         values = checkpoint.pop("channel_values")
         versions = checkpoint["channel_versions"]
         small = {
@@ -271,19 +274,27 @@ class SqliteSaverSource(ThreadSource):
         }
         return checkpoint, {} if metadata_text is None else _json_object(metadata_text, "metadata"), small
 
-
-def _unpacked(kind: Any, data: Any) -> dict[str, Any]:
-    """Return a checkpoint in which objects remain bytes. Raises `InvalidPayload`."""
-    if kind != "msgpack":
-        raise InvalidPayload(path="checkpoint/type", reason="only msgpack can be imported")
-    try:
-        value = ormsgpack.unpackb(data, ext_hook=ormsgpack.Ext, option=ormsgpack.OPT_NON_STR_KEYS)
-    except (ValueError, TypeError):
-        value = None
-    return _checked(value)
+    def _unpacked(self, kind: Any, data: Any) -> dict[str, Any]:
+        """Return a checkpoint in which objects remain bytes. Raises `InvalidPayload`."""
+        if kind != "msgpack":
+            raise InvalidPayload(path="checkpoint/type", reason="only msgpack can be imported")
+        try:
+            value = ormsgpack.unpackb(data, ext_hook=ormsgpack.Ext, option=ormsgpack.OPT_NON_STR_KEYS)
+        except (ValueError, TypeError):
+            value = None
+        # What is nested too deeply can be read but not written: the checkpoint is left out with its values.
+        dumped(self._serde, value, "checkpoint")
+        return _checked(value)
 
 
 # --- Shared parts ----------------------------------------------------------------------------------
+
+
+def _bytes(value: Any, path: str) -> bytes:
+    """Return the bytes of a value or write. Raises `InvalidPayload` for anything else in an SQLite file."""
+    if value is not None and type(value) is not bytes:
+        raise InvalidPayload(path=path, reason="expected bytes")
+    return value or b""
 
 
 def _checked(value: Any) -> dict[str, Any]:

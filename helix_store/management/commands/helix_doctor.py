@@ -73,6 +73,8 @@ class Command(StoreCommand):
         problems = sum(finding.is_problem for finding in diagnosis.findings)
         if problems:
             raise CommandError(f"Findings that are problems: {problems}.")
+        if diagnosis.stopped_at is not None:
+            raise CommandError("The examination is not complete.")
 
     def _write(self, diagnosis: Diagnosis) -> None:
         self.write_text(f"database {visible(diagnosis.database)}, schema version {diagnosis.schema_version}")
