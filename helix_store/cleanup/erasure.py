@@ -89,7 +89,6 @@ LINKS_INTO: Final = for_keys(
 """The keys of these sessions, each with the key of a session of which it is a sub-session."""
 
 
-
 def _is_idle(status: SessionStatus) -> str:
     """Return the condition for one status. A post that is due later, or a call that may be answered until
     later, is something to come: until then, the session is not idle.

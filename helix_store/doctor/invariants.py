@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any, Final
 
-from django.db.models import Count, Exists, Max, Model, OuterRef, QuerySet
+from django.db.models import Count, Exists, Max, Model, OuterRef, Q, QuerySet
 
 from helix_store.budgets import NOTHING, count_again, counters_of, sums_of
 from helix_store.catalogue import Table, declared, tables
@@ -676,11 +677,17 @@ def _checks_of(table: Table) -> Iterator[Check]:
         yield _own(table)
 
 
+_FIRST: Final = datetime.min.replace(tzinfo=UTC)
+_LAST: Final = datetime.max.replace(tzinfo=UTC)
+
+
 def _times(table: Table, times: Mapping[str, bool]) -> Check:
     """Return a check that reads the times of a table, which maps each to whether it may be null.
 
     A database may hold times that Python cannot represent: PostgreSQL's ``infinity``, or any text on SQLite.
+    PostgreSQL returns only such rows; in SQLite they cannot be told from others by a condition.
     """
+    is_beyond = reduce(or_, (Q((f"{name}__lt", _FIRST)) | Q((f"{name}__gt", _LAST)) for name in times))
     # Rows that name their tenant may have no owner.
     is_own = table.names_tenant
     of: Any = table.model if is_own else table.owner
@@ -690,6 +697,8 @@ def _times(table: Table, times: Mapping[str, bool]) -> Check:
     def check(scope: Scope) -> Iterator[Fault]:
         def of_owners(keys: list[int]) -> Iterator[Fault]:
             rows = _rows_of(scope, table.model, parent, keys)
+            if scope.db.is_postgresql:
+                rows = rows.filter(is_beyond)
             for _, values in _paged(scope, rows, order, tuple(times)):
                 # SQLite reads text that is no time as null.
                 if any(value is None and not times[name] for name, value in zip(times, values, strict=True)):
