@@ -7,16 +7,16 @@ import json
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
+
+from tests.installed import installed_once
 
 __all__ = ["Browser", "axe_core", "chromium"]
 
@@ -171,19 +171,12 @@ class Browser:
 
 
 def axe_core() -> str:
-    """The script of axe-core, installed once for this machine, or a skip with the reason."""
-    npm, folder = shutil.which("npm"), Path(tempfile.gettempdir()) / f"helix-{_AXE}"
+    """The script of axe-core, or a skip with the reason."""
+    npm = shutil.which("npm")
     if npm is None:
         pytest.skip("npm is not installed: install Node to check the pages with axe-core")
-    script = folder / "node_modules" / "axe-core" / "axe.min.js"
-    if not script.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "package.json").write_text("{}")
-        command = [npm, "install", "--silent", _AXE]
-        installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-        if installed.returncode:
-            pytest.skip(f"npm cannot install axe-core: {installed.stderr[-300:]}")
-    return script.read_text()
+    folder = installed_once(_AXE, [npm, "install", "--silent", "--prefix", ".", _AXE])
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
 
 
 @contextmanager

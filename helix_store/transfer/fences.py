@@ -627,6 +627,34 @@ def _triggers(db: Database, *, is_disabled: bool) -> list[tuple[str, str]]:
     return [(str(name), str(trigger)) for name, trigger in db.read(statement, {"is_disabled": is_disabled})]
 
 
+ENABLED: Final = Statement(
+    f"""
+    SELECT c.relname, t.tgname
+    FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid
+    WHERE t.tgname LIKE 'helix\\_fence\\_%%' AND t.tgenabled <> 'D' AND c.relnamespace = (
+        SELECT relnamespace FROM pg_catalog.pg_class WHERE oid = '{table(Session)}'::pg_catalog.regclass)""",
+    "SELECT tbl_name, name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'helix\\_fence\\_%%'"
+    " ESCAPE '\\'",
+)
+"""Each table with the fences' triggers on it. On SQLite, a trigger has the name of its event at the end."""
+
+
+def unknown_tables(db: Database) -> list[str]:
+    """List the tables under the tenant's fence that no installed app has.
+
+    A process without an app whose table is fenced cannot take the fence down: the table would keep its
+    triggers, and these would refuse every write, because they read a table that has been dropped.
+    """
+    known = {fenced.table for fenced in fenced_tables()}
+    found = set()
+    for name, trigger in db.read(ENABLED, {}):
+        quoted = f'"{name}"'
+        theirs = (trigger_name(quoted, db.tenant), trigger_name(f"log of {quoted}", db.tenant))
+        if quoted not in known and trigger.startswith(theirs):
+            found.add(str(name))
+    return sorted(found)
+
+
 def missing_rights(db: Database) -> list[str]:
     """List the privileges that the connection's role lacks to create a fence in the database.
 

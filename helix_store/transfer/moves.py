@@ -62,6 +62,7 @@ from helix_store.transfer.fences import (
     take_down,
     through_the_fence,
     unfenced,
+    unknown_tables,
     write_log,
 )
 from helix_store.transfer.importing import import_units, with_order_keys
@@ -454,6 +455,12 @@ class TenantMove:
             raise InvalidQuery(f"The tenant {shown_id(self.tenant)} is not being moved.", path="tenant")
         if fence.phase not in phases:
             raise InvalidQuery(f"The move is in the phase {fence.phase}.", path="tenant")
+        if unknown := unknown_tables(self._source):
+            raise InvalidQuery(
+                f"The move also fences the tables {', '.join(unknown)}, which no installed app has: run the "
+                "command with the settings with which the move began.",
+                path="database",
+            )
         return fence.phase
 
     def _advance(self, phase: str, *, after: tuple[str, ...]) -> None:

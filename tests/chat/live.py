@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -20,6 +18,7 @@ import pytest
 
 from tests.asgi_server import AsgiServer, serving
 from tests.databases import CommittedDatabase
+from tests.installed import installed_once
 
 __all__ = ["Client", "Site", "comparable", "node_modules", "site"]
 
@@ -29,22 +28,12 @@ _PATIENCE_SECONDS: Final = 60
 
 
 def node_modules() -> str:
-    """The folder with the released clients, installed once for this machine, or a skip with the reason."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
+    """The folder with the released clients, or a skip with the reason."""
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
         pytest.skip("Node and npm are not installed.")
-    folder = Path(os.environ.get("HELIX_NODE_CLIENTS", "")) if "HELIX_NODE_CLIENTS" in os.environ else None
-    if folder is None:
-        folder = Path(tempfile.gettempdir()) / "helix-chat-clients"
-    modules = folder / "node_modules"
-    if not (modules / "ai").exists() or not (modules / "@ag-ui" / "client").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "package.json").write_text("{}")
-        command = [npm, "install", "--silent", "--engine-strict=false", *_PACKAGES]
-        installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-        if installed.returncode:
-            pytest.skip(f"npm cannot install the clients: {installed.stderr[-300:]}")
-    return str(modules)
+    command = [npm, "install", "--silent", "--prefix", ".", "--engine-strict=false", *_PACKAGES]
+    return str(installed_once("chat-clients", command) / "node_modules")
 
 
 class Site:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.chat.live import Site, site
 from tests.databases import CommittedDatabase
+from tests.installed import installed_once
 
 _PACKAGE = "ag-ui-validate==0.4.0"
 
@@ -37,17 +33,12 @@ for line in sys.stdin:
 
 def _python() -> str:
     """An interpreter with the validator, in an environment of its own, or a skip with the reason."""
-    folder = Path(tempfile.gettempdir()) / f"helix-agui-validate-{sys.version_info[0]}.{sys.version_info[1]}"
-    python = folder / "bin" / "python"
-    if not (folder / "installed").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
-        command = [str(python), "-m", "pip", "install", "-q", _PACKAGE]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            pytest.skip(f"pip cannot install {_PACKAGE}: {done.stderr[-300:]}")
-        (folder / "installed").touch()
-    return str(python)
+    folder = installed_once(
+        f"agui-validate-{sys.version_info[0]}.{sys.version_info[1]}",
+        [sys.executable, "-m", "venv", "."],
+        ["bin/python", "-m", "pip", "install", "-q", _PACKAGE],
+    )
+    return str(folder / "bin" / "python")
 
 
 def _approved(running: Site, thread: str, **payload: Any) -> list[dict[str, Any]]:

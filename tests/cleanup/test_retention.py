@@ -103,7 +103,9 @@ def test_a_session_with_something_to_come_is_idle_only_after_that(store: Databas
     to_come = {"soon": DAY, "long ago": -LONG}
     for name, distance in to_come.items():
         store.create_session(f"post {name}", agent_type="agent")
-        store.post_message(f"post {name}", {"role": "user", "content": "Hi"}, not_before=moments.now() + distance)
+        store.post_message(
+            f"post {name}", {"role": "user", "content": "Hi"}, not_before=moments.now() + distance
+        )
         for kind in ("call", "failed call"):
             store.create_session(f"{kind} {name}", agent_type="agent")
             call = {"tool_name": "pay", "deadline": moments.now() + distance}

@@ -6,10 +6,12 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from django.core.management import CommandError
 from django.db import DatabaseError, connections
 
 from helix_store.engine.database import Database
 from helix_store.stores import DatabaseStateStore
+from helix_store.transfer import fences
 from helix_store.transfer.fences import ARRIVING, COPYING, FENCED, put_up, take_down
 from tests.shards.conftest import Pair
 from tests.shards.routers import PLACES
@@ -31,6 +33,8 @@ TABLES_OF_SQLITE = (
     "SELECT name FROM sqlite_master WHERE name LIKE 'helix_store_moved%%' OR name LIKE 'helix_fence%%'"
 )
 
+_PAGES = '"notebook_page"'
+
 ATTACK = """
     SET ROLE {role};
     CREATE TYPE pg_temp.loaded AS (content text);
@@ -46,6 +50,27 @@ def query(alias: str, statement: str) -> list[tuple[object, ...]]:
     with connections[alias].cursor() as cursor:
         cursor.execute(statement)
         return list(cursor.fetchall())
+
+
+@pytest.mark.parametrize("step", ["--abort", "--finish"])
+def test_a_process_without_one_of_the_fenced_apps_leaves_the_move_as_it_is(
+    routed: Pair, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = f"{GROUP}:{routed.tenant}"
+    DatabaseStateStore(tenant=tenant).create_session("session", agent_type="agent")
+    move(tenant, "--to", routed.second)
+    if step == "--finish":
+        PLACES[GROUP] = routed.second
+    every = list(fences.fenced_tables())
+    with monkeypatch.context() as patch:
+        patch.setattr(fences, "fenced_tables", lambda: iter([each for each in every if each.table != _PAGES]))
+        with pytest.raises(CommandError, match="notebook_page, which no installed app has"):
+            move(tenant, step)
+    move(tenant, step)
+    if step == "--finish":
+        move(tenant, "--release")
+    with connections[routed.first].cursor() as cursor:
+        cursor.execute(f"DELETE FROM {_PAGES}")
 
 
 @pytest.fixture
