@@ -56,6 +56,7 @@ class Notifier:
     """A thread that sends the newest notification of each stream, with its own connection."""
 
     def __init__(self, alias: str) -> None:
+        self._alias = alias
         self._db = Database(alias, "")
         self._mutex = threading.Lock()
         self._pending: dict[int, int] = {}
@@ -69,7 +70,7 @@ class Notifier:
             self._has_pending.set()
             if not self._is_running:
                 self._is_running = True
-                name = f"helix_store notifier ({self._db.alias})"
+                name = f"helix_store notifier ({self._alias})"
                 threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
@@ -100,7 +101,7 @@ class Notifier:
             _logger.warning(
                 "Readers of streams on database %r were not notified (%s). They find the changes by polling. "
                 "If this repeats, check the database's connection limit and the size of its pool.",
-                self._db.alias,
+                self._alias,
                 type(exc).__name__,
             )
             connections.close_all()
@@ -353,6 +354,7 @@ class _Poller(Watches):
 
     def __init__(self, alias: str) -> None:
         super().__init__()
+        self._alias = alias
         self._db = Database(alias, "")
         self._intervals: Counter[float] = Counter()
         self._intervals_changed = threading.Event()
@@ -364,7 +366,7 @@ class _Poller(Watches):
             self._intervals[watch.interval] += 1
             if not self._is_running:
                 self._is_running = True
-                name = f"helix_store stream poller ({self._db.alias})"
+                name = f"helix_store stream poller ({self._alias})"
                 threading.Thread(target=self._run, name=name, daemon=True).start()
         self._intervals_changed.set()
 
@@ -390,7 +392,7 @@ class _Poller(Watches):
                         _logger.warning(
                             "Streams on database %r could not be polled (%s); the next poll uses a new "
                             "connection. If this repeats, check that the database is reachable.",
-                            self._db.alias,
+                            self._alias,
                             type(exc).__name__,
                         )
                         connections.close_all()
@@ -416,12 +418,12 @@ class _Poller(Watches):
 
     def _started_or_stopped(self, listener: Listener | None) -> Listener | None:
         """Return the listener that the current settings require."""
-        if not uses_notify(self._db.alias):
+        if not uses_notify(self._alias):
             if listener is not None:
                 listener.stop()
             return None
         if listener is None:
-            return Listener(self._db.alias, changed=self.wake, missed=self.wake_all)
+            return Listener(self._alias, changed=self.wake, missed=self.wake_all)
         return listener
 
     def _poll(self) -> None:
@@ -436,7 +438,7 @@ class _Poller(Watches):
                     watch.wake()
 
     def _heads(self, keys: list[int]) -> dict[int, StreamHead]:
-        rows = Stream.objects.using(self._db.alias).filter(pk__in=keys).values_list(*HEAD_COLUMNS)
+        rows = Stream.objects.using(self._alias).filter(pk__in=keys).values_list(*HEAD_COLUMNS)
         return {row[0]: StreamHead.of(*row) for row in self._db.query(lambda: list(rows))}
 
 

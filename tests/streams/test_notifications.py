@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, transaction
 from django.test import override_settings
@@ -18,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store.models import Stream
 from helix_store.stores import DatabaseStreamManager
-from helix_store.streams.watching import Listener, channel, notify
+from helix_store.streams.watching import Listener, Notifier, channel, notify
 from tests.databases import CommittedDatabase
 from tests.streams.background import wait_for_background_threads
 
@@ -270,3 +271,11 @@ def _freezing_proxy(database: CommittedDatabase) -> Iterator[tuple[str, threadin
         del connections.settings["proxied"]
         for each in sockets:
             each.close()
+
+
+def test_a_notifier_of_a_database_that_is_gone_says_so_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    alias = "a-database-that-is-gone"
+    Notifier(alias).notify(1, 1)
+    wait_for_background_threads(alias)
+    (message,) = caplog.messages
+    assert f"database '{alias}' were not notified (InvalidQuery)" in message
