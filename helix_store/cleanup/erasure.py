@@ -107,7 +107,7 @@ NOT_IDLE: Final = for_keys(
     SELECT id FROM {_SESSION}
     WHERE id IN %(keys)s AND NOT coalesce(CASE status {_AGES} END, FALSE)"""
 )
-"""The keys of sessions that are not idle since the cutoff for their status. Without one, they never are."""
+"""The keys of sessions that were not idle since the cutoff for their status, or whose status has none."""
 
 
 def _in_use(clock: Clock) -> str:

@@ -685,7 +685,7 @@ def _times(table: Table, times: Mapping[str, bool]) -> Check:
     """Return a check that reads the times of a table, which maps each to whether it may be null.
 
     A database may hold times that Python cannot represent: PostgreSQL's ``infinity``, or any text on SQLite.
-    PostgreSQL returns only such rows; in SQLite they cannot be told from others by a condition.
+    PostgreSQL returns only the rows with such a time. From SQLite, all of them are read.
     """
     is_beyond = reduce(or_, (Q((f"{name}__lt", _FIRST)) | Q((f"{name}__gt", _LAST)) for name in times))
     # Rows that name their tenant may have no owner.

@@ -636,7 +636,7 @@ ENABLED: Final = Statement(
     "SELECT tbl_name, name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'helix\\_fence\\_%%'"
     " ESCAPE '\\'",
 )
-"""Each table with the fences' triggers on it. On SQLite, a trigger has the name of its event at the end."""
+"""Each trigger of a fence, with its table. On SQLite, the name of a trigger ends with that of its event."""
 
 
 def unknown_tables(db: Database) -> list[str]:
