@@ -7,6 +7,7 @@ The marker ``django_db`` of pytest-django works too.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,17 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     described = {"sqlite": "SQLite", "postgres": f"PostgreSQL ({server})"}
     databases = ", ".join(described[name] for name in ALIASES)
     return [f"databases: {databases}", selection_header(config)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector away from modules and tests: looking through them again takes seconds."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -126,12 +126,18 @@ ON_ONE_DATABASE: Final[tuple[str, ...]] = (
     "tests/commands",
     "tests/concurrency/test_fencing.py",
     "tests/doctor",
+    "tests/contrib/test_metrics.py",
     "tests/faults_found/test_async_callers.py",
     "tests/faults_found/test_viewer.py",
     "tests/frameworks",
+    "tests/handles/test_crashresume.py",
     "tests/security/test_admin_permissions.py",
+    "tests/security/test_admin_tenants.py",
+    "tests/security/test_fences_of_tenants.py",
     "tests/shards",
+    "tests/streams/test_stream_view.py",
     "tests/transfer",
+    "tests/usage/test_reports.py",
 )
 """Files and folders that the quick tier runs on PostgreSQL only."""
 

@@ -80,11 +80,15 @@ class Campaign:
                 return
             yield self.first_seed + number
 
-    def batches(self, count: int) -> Iterator[list[int]]:
-        """The seeds, so many at a time, for a campaign that gives them to other processes."""
-        seeds = self.seeds()
-        while batch := list(islice(seeds, count)):
+    def batches(self, most: int) -> Iterator[list[int]]:
+        """The seeds, up to ``most`` at a time, for a campaign that gives them to other processes.
+
+        A batch that has begun is finished when the time is over, so the first ones are smaller.
+        """
+        seeds, size = self.seeds(), max(1, most // 5)
+        while batch := list(islice(seeds, size)):
             yield batch
+            size = min(2 * size, most)
 
     def run(self, trial: Callable[[Trial], None]) -> None:
         """Run every trial, and raise ``AssertionError`` with the seeds of those that failed."""
