@@ -85,7 +85,7 @@ class Campaign:
 
         A batch that has begun is finished when the time is over, so the first ones are smaller.
         """
-        seeds, size = self.seeds(), max(1, most // 5)
+        seeds, size = self.seeds(), 1
         while batch := list(islice(seeds, size)):
             yield batch
             size = min(2 * size, most)
