@@ -79,10 +79,11 @@ _SHARING_FIXTURES: Final = (
     "tests/contract/test_the_suite.py",
     "tests/database/test_usage_statements.py",
     "tests/deployments/contracts/",
+    "tests/docs/test_types.py",
     "tests/plans/",
     "tests/shards/",
 )
-"""Folders and files whose fixtures take long: one worker makes them for all of their tests."""
+"""Folders and files whose fixtures or caches take long: one worker makes them for all of their tests."""
 _LEAVING_CONNECTIONS_AS_THEY_WERE: Final = (
     "tests/adapters/",
     "tests/admin/",
