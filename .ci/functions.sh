@@ -20,7 +20,8 @@ trap 'rm -rf "$environments"' EXIT
 make_environment() {
   local interpreter=$1 name=$2 extras=$3
   shift 3
-  "$interpreter" -m venv --upgrade-deps "$environments/$name"
+  "$interpreter" -m venv "$environments/$name"
+  "$environments/$name/bin/python" -m pip install --quiet --upgrade pip || echo "pip stays as old as $interpreter."
   "$environments/$name/bin/python" -m pip install --quiet --no-compile -e ".[$extras]" "$@"
 }
 
