@@ -16,7 +16,7 @@ environments=$(mktemp -d)
 trap 'rm -rf "$environments"' EXIT
 
 # Create a virtual environment in which the project is installed with an extra, and with anything else that is named. The pip of
-# Python 3.11 tries 2,000 combinations of releases for the extra "dev", which takes minutes; a new one finds it at once.
+# Python 3.11 searches for minutes for releases of the extra "dev" that fit together, a new one for half a minute.
 make_environment() {
   local interpreter=$1 name=$2 extras=$3
   shift 3

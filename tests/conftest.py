@@ -108,7 +108,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the garbage collector away from modules and tests: looking through them again takes seconds."""
+    """Hide what is collected from the garbage collector: it stays, and a look through it takes a second."""
     gc.disable()
     try:
         yield

@@ -636,7 +636,7 @@ ENABLED: Final = Statement(
     "SELECT tbl_name, name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'helix\\_fence\\_%%'"
     " ESCAPE '\\'",
 )
-"""Each trigger of a fence, with its table. On SQLite, the name of a trigger ends with that of its event."""
+"""Each trigger of a fence, after its table. SQLite has one for each event, and the event ends its name."""
 
 
 def unknown_tables(db: Database) -> list[str]:

@@ -73,19 +73,22 @@ class Campaign:
     def first_seed(self) -> int:
         return int(os.environ.get("HELIX_FAULTS_SEED", str(_FIRST_SEED)))
 
+    @property
+    def most_seconds(self) -> float:
+        return float(os.environ.get("HELIX_FAULTS_SECONDS", "inf"))
+
     def seeds(self) -> Iterator[int]:
-        limit = float(os.environ.get("HELIX_FAULTS_SECONDS", "inf"))
         for number in range(math.ceil(self.size / self.per_seed)):
-            if number > 0 and time.monotonic() - self.began > limit:
+            if number > 0 and time.monotonic() - self.began > self.most_seconds:
                 return
             yield self.first_seed + number
 
     def batches(self, most: int) -> Iterator[list[int]]:
-        """The seeds, up to ``most`` at a time, for a campaign that gives them to other processes.
+        """Batches of up to ``most`` seeds, for a campaign whose trials run in other processes.
 
-        A batch that has begun is finished when the time is over, so the first ones are smaller.
+        A batch is always finished, so a campaign whose time is limited begins with one seed.
         """
-        seeds, size = self.seeds(), 1
+        seeds, size = self.seeds(), most if math.isinf(self.most_seconds) else 1
         while batch := list(islice(seeds, size)):
             yield batch
             size = min(2 * size, most)

@@ -62,5 +62,7 @@ def test_a_campaign_whose_time_is_over_says_how_many_of_its_trials_it_made(
     made.run(lambda trial: None)
     assert (made.report()["trials"], made.report()["of"]) == (1, 50)
     assert [len(batch) for batch in made.batches(10)] == [1]
-    monkeypatch.delenv("HELIX_FAULTS_SECONDS")
+    monkeypatch.setenv("HELIX_FAULTS_SECONDS", "3600")
     assert [len(batch) for batch in made.batches(10)] == [1, 2, 4, 8, 10]
+    monkeypatch.delenv("HELIX_FAULTS_SECONDS")
+    assert [len(batch) for batch in made.batches(10)] == [10, 10, 5]
