@@ -89,6 +89,23 @@ def test_filters_search_and_links_of_sessions_work_by_clicking(empty_db: Committ
             browser.until_address(lambda address: address == parent)
 
 
+def test_a_phone_shows_the_list_and_every_filter_works_there(sqlite_db: CommittedDatabase) -> None:
+    write_session(sqlite_db, "reader", session_id="the-session")
+    with serving(sqlite_db) as server, chromium() as browser:
+        browser.resize(390, 844)
+        _sign_in(browser, server.url, sqlite_db)
+        assert browser.run(f"return document.querySelector('{ROWS}').getBoundingClientRect().top") < 500
+        assert browser.content_width() <= 390
+
+        # The last one lies outside of the screen before the line is moved.
+        browser.click("#changelist-filter details:last-of-type summary")
+        menu = "document.querySelector('#changelist-filter details[open] ul').getBoundingClientRect()"
+        assert browser.run(f"const menu = {menu}; return [menu.left, menu.right, menu.bottom]") == [0, 390, 844]
+        browser.click("#changelist-filter details[open] li:last-of-type a")
+        _until_query(browser, order="id")
+        browser.until(ROWS, contains="the-session")
+
+
 @pytest.mark.parametrize("query", ["title__regex=%5E%28a%2B%29%2B%24", "tracing_context__contains=s"])
 def test_a_refused_lookup_shows_a_page_that_says_so(sqlite_db: CommittedDatabase, query: str) -> None:
     write_session(sqlite_db, "reader")
