@@ -16,7 +16,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from helix_store.core.limits import Limits
+from helix_store.core.limits import MAX_BATCH, MAX_TTL_MS, Limits
 from helix_store.core.streams import StreamOptions
 from helix_store.core.types import RetentionPolicy
 
@@ -62,10 +62,17 @@ _DEFAULT_LIMITS: Final = Limits()
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _POSTGRES_NAME_LENGTH = 63
 _MOST_DAYS: Final = 36_500
-_MOST_THREADS: Final = 1_000
 _LONGEST_BUILD: Final = 64
-_LONGEST_FLUSH_MS: Final = 10_000
 _LONGEST_SUFFIX = len("interrupt_request_id_seq")
+
+WHOLE_NUMBERS: Final[dict[str, tuple[int, int]]] = {
+    "DEFAULT_LOCK_TTL_MS": (1, MAX_TTL_MS),
+    "ASYNC_THREADS": (0, 1_000),
+    "PAGE_SIZE": (1, MAX_BATCH),
+    "CHAT_THREADS": (1, 1_000),
+    "CHAT_FLUSH_MS": (0, 10_000),
+}
+"""The smallest and the largest value of each setting that is a whole number."""
 
 
 def configured() -> dict[str, Any]:
@@ -81,9 +88,18 @@ def get(name: str) -> Any:
     return configured().get(name, DEFAULTS[name])
 
 
+def whole_number(name: str) -> int:
+    """Return a setting that is a whole number. Raise `ImproperlyConfigured` if it is out of bounds."""
+    value = get(name)
+    least, most = WHOLE_NUMBERS[name]
+    if type(value) is not int or not least <= value <= most:
+        raise ImproperlyConfigured(f'HELIX_STORE["{name}"] must be a whole number from {least} to {most}.')
+    return value
+
+
 def default_lock_ttl_ms() -> int:
     """Return the default term of a lock, in milliseconds."""
-    return get("DEFAULT_LOCK_TTL_MS")  # type: ignore[no-any-return]
+    return whole_number("DEFAULT_LOCK_TTL_MS")
 
 
 def workspace_providers() -> dict[str, str]:
@@ -116,12 +132,12 @@ def stream_permission() -> str | None:
 
 def async_threads() -> int:
     """Return the number of threads for async calls; 0 means Django's own thread for synchronous code."""
-    return get("ASYNC_THREADS")  # type: ignore[no-any-return]
+    return whole_number("ASYNC_THREADS")
 
 
 def page_size() -> int:
     """Return the number of rows that background work reads at once."""
-    return get("PAGE_SIZE")  # type: ignore[no-any-return]
+    return whole_number("PAGE_SIZE")
 
 
 def fast_paths() -> bool:
@@ -181,22 +197,12 @@ def tombstone_days() -> float:
 
 def chat_threads() -> int:
     """Return the number of threads that drive the chats of a process, unless a chat has its own runner."""
-    threads = get("CHAT_THREADS")
-    if type(threads) is not int or not 1 <= threads <= _MOST_THREADS:
-        raise ImproperlyConfigured(
-            f'HELIX_STORE["CHAT_THREADS"] must be a whole number from 1 to {_MOST_THREADS}.'
-        )
-    return threads
+    return whole_number("CHAT_THREADS")
 
 
 def chat_flush_ms() -> int:
     """Return the milliseconds for which a chat collects what an agent says before it writes it."""
-    milliseconds = get("CHAT_FLUSH_MS")
-    if type(milliseconds) is not int or not 0 <= milliseconds <= _LONGEST_FLUSH_MS:
-        raise ImproperlyConfigured(
-            f'HELIX_STORE["CHAT_FLUSH_MS"] must be a whole number from 0 to {_LONGEST_FLUSH_MS}.'
-        )
-    return milliseconds
+    return whole_number("CHAT_FLUSH_MS")
 
 
 def answer_pages() -> bool:

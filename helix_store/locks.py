@@ -34,6 +34,7 @@ from django.db import connections
 from helix_store import conf
 from helix_store.catalogue import Table
 from helix_store.core import moments, validation
+from helix_store.core.limits import MAX_TTL_MS as MAX_TTL_MS
 from helix_store.core.moments import as_utc
 from helix_store.core.types import Duration, LockInfo
 from helix_store.core.validation import Guard, milliseconds
@@ -44,9 +45,6 @@ from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, State
 from helix_store.exceptions import HelixStoreError, LockLostError, StoreBusy
 from helix_store.models import Lock as LockRow
 from helix_store.models import Session
-
-MAX_TTL_MS: Final = 7 * 24 * 60 * 60 * 1000
-"""Seven days, because the name stays held for the rest of the term if the holder crashes."""
 
 ttl_milliseconds: Final = partial(milliseconds, minimum=1, maximum=MAX_TTL_MS)
 """Return a checked TTL, as `milliseconds` does. Raises `InvalidPayload`."""
@@ -522,7 +520,7 @@ class LockManagerBase:
     def default_ttl_ms(self) -> int:
         if self._default_ttl_ms is not None:
             return self._default_ttl_ms
-        return ttl_milliseconds(conf.default_lock_ttl_ms(), "DEFAULT_LOCK_TTL_MS")
+        return conf.default_lock_ttl_ms()
 
     def acquire(self, name: str, *, ttl_ms: Duration | None = None, owner: str | None = None) -> Lock | None:
         """Acquire a lock for one term, or return ``None`` at once if it is held, even by the same owner.

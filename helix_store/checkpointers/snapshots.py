@@ -730,9 +730,7 @@ class SnapshotCheckpointerBase:
         """
         validation.identifier(thread_id, "thread_id")
         validation.identifier(owner, "owner")
-        if ttl_ms is None:
-            ttl_ms = conf.default_lock_ttl_ms()
-        ttl_ms = ttl_milliseconds(ttl_ms, "ttl_ms")
+        ttl_ms = conf.default_lock_ttl_ms() if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         term = self._backend.claim(thread_id, _optional_id(checkpoint_id), owner=owner, ttl_ms=ttl_ms)
         return None if term is None else Claim(self._backend, term, ttl_ms=ttl_ms)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from django.conf import settings
@@ -55,17 +56,13 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 def _wrong_values() -> Iterable[str]:
     for value in (
         *(conf.limits, conf.checkpoints_keep, conf.retention, conf.tombstone_days),
-        *(conf.chat_threads, conf.chat_flush_ms, conf.admin_tenants, conf.admin_views, conf.build),
+        *(conf.admin_tenants, conf.admin_views, conf.build),
+        *(partial(conf.whole_number, name) for name in conf.WHOLE_NUMBERS),
     ):
         try:
             value()
         except ImproperlyConfigured as exc:
             yield str(exc)
-    for name in ("DEFAULT_LOCK_TTL_MS", "PAGE_SIZE"):
-        if type(conf.get(name)) is not int or conf.get(name) < 1:
-            yield f'HELIX_STORE["{name}"] must be a whole number of at least 1.'
-    if type(conf.get("ASYNC_THREADS")) is not int or conf.get("ASYNC_THREADS") < 0:
-        yield 'HELIX_STORE["ASYNC_THREADS"] must be a whole number; 0 uses the thread Django keeps.'
     for name in ("FAST_PATHS", "ROW_LEVEL_SECURITY", "RUN_ERROR_DETAILS", "ANSWER_PAGES"):
         if type(conf.get(name)) is not bool:
             yield f'HELIX_STORE["{name}"] must be True or False.'

@@ -32,7 +32,7 @@ from helix_store.cleanup.workspaces import (
 )
 from helix_store.core import moments, validation
 from helix_store.core.contracts import StateStore, require_state_store
-from helix_store.core.limits import UNLIMITED
+from helix_store.core.limits import MAX_BATCH, UNLIMITED
 from helix_store.core.payloads import decode_object, encode
 from helix_store.core.types import (
     NON_TERMINAL_STATUSES,
@@ -372,7 +372,6 @@ class DatabaseCleanup:
 logger = logging.getLogger("helix_store.cleanup")
 
 _MAX_ATTEMPTS: Final = 10
-_LARGEST_PAGE: Final = 1_000
 
 _Backend = DatabaseCleanup | StateStoreCleanup
 
@@ -447,7 +446,7 @@ def expired_session_cleanup_batches(
     for name, provider in providers.items():
         if not isinstance(provider, WorkspaceProvider):
             raise TypeError(f"{name!r} is not a workspace provider: it cannot list or delete snapshots.")
-    page_size = validation.page_limit(page_size, maximum=_LARGEST_PAGE)
+    page_size = validation.page_limit(page_size, maximum=MAX_BATCH)
     limit = None if limit is None else validation.query_number(limit, "limit", minimum=1)
     time = None if now is None else validation.aware_datetime(now, "now")
     age = None if delete_after is None else _age(delete_after)

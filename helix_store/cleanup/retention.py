@@ -45,6 +45,7 @@ from helix_store.cleanup.workspaces import (
     configured_workspace_providers,
 )
 from helix_store.core import validation
+from helix_store.core.limits import MAX_BATCH
 from helix_store.core.types import RetentionPolicy, SessionStatus, Timestamp
 from helix_store.core.usage import BudgetPeriod
 from helix_store.counters import change_usage, delete_usage
@@ -74,7 +75,6 @@ from helix_store.streams.database import prune_batches, would_empty
 
 logger = logging.getLogger("helix_store.cleanup")
 
-_LARGEST_PAGE: Final = 1_000
 _USAGE_PER_TRANSACTION: Final = 1_000
 
 
@@ -167,7 +167,7 @@ class Retention:
         given = self.workspace_providers
         self._providers = configured_workspace_providers() if given is None else given
         page_size = conf.page_size() if self.page_size is None else self.page_size
-        self._page_size = validation.page_limit(page_size, maximum=_LARGEST_PAGE)
+        self._page_size = validation.page_limit(page_size, maximum=MAX_BATCH)
         self._now = None if self.now is None else validation.aware_datetime(self.now, "now")
         self.summary = RetentionSummary(dry_run=self.dry_run)
         self._prune_request: PruneRequest | None = None

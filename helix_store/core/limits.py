@@ -18,6 +18,12 @@ MAX_BIGINT = 2**63 - 1
 UNLIMITED = 2**62
 """A limit that is never reached; small numbers can be added to it without exceeding a ``bigint``."""
 
+MAX_TTL_MS = 7 * 24 * 60 * 60 * 1000
+"""The longest term of a lock: seven days, because the name of a crashed holder is held for the rest of it."""
+
+MAX_BATCH = 1_000
+"""The most rows of one batch of background work."""
+
 _KIB = 1024
 _MIB = 1024 * _KIB
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
 from helix_store.core.validation import identifier
@@ -66,7 +67,7 @@ def test_the_default_ttl_is_read_live_from_the_settings(
     assert lock is not None
     assert lock.ttl_ms == 1234
     settings.HELIX_STORE = {"DEFAULT_LOCK_TTL_MS": 0}
-    with pytest.raises(InvalidPayload):
+    with pytest.raises(ImproperlyConfigured):
         locks.acquire("another")
     assert manager(default_ttl_ms=77).default_ttl_ms == 77
 
