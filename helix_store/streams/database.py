@@ -38,6 +38,7 @@ from helix_store.exceptions import (
     OutcomeUnknown,
     StreamClosed,
     StreamNotFound,
+    shown_id,
 )
 from helix_store.locks import hold_fence
 from helix_store.models import Session, Stream, StreamChunk
@@ -322,6 +323,11 @@ def tenants_of_stream(stream_id: str, *, using: str | None = None) -> list[str]:
 
 
 def _listed(row: dict[str, Any], now: datetime) -> ListedStream:
+    # On SQLite, Django reads a text that is no time as None.
+    if row["created_at"] is None or row["updated_at"] is None:
+        raise IntegrityFault(
+            f"A time of the stream {shown_id(row['stream_id'])} cannot be read. Run helix_doctor."
+        )
     floor, status = row.pop("floor"), StreamStatus(row.pop("status"))
     age = max(now - row["updated_at"], timedelta())
     return ListedStream(

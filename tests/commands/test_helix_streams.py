@@ -127,6 +127,17 @@ def test_a_list_longer_than_a_page_is_read_page_by_page(empty_db: CommittedDatab
     assert rest["next_cursor"] is None
 
 
+def test_a_list_names_a_stream_with_an_unreadable_time(sqlite_db: CommittedDatabase) -> None:
+    for column in ("created_at", "updated_at"):
+        write(sqlite_db.alias, f"damaged-{column}", 1, tenant=sqlite_db.tenant)
+        with connections[sqlite_db.alias].cursor() as cursor:
+            cursor.execute(
+                f"UPDATE helix_store_stream SET {column} = 'soon' WHERE stream_id = %s", [f"damaged-{column}"]
+            )
+        with pytest.raises(CommandError, match=f"'damaged-{column}' cannot be read"):
+            run(sqlite_db.alias, "list", "--tenant", sqlite_db.tenant)
+
+
 def test_a_list_of_nothing(empty_db: CommittedDatabase) -> None:
     assert json.loads(run(empty_db.alias, "list", "--format", "json")[0]) == {
         "streams": [],
