@@ -18,7 +18,7 @@ from functools import partial, reduce
 from operator import or_
 from typing import Any, Final
 
-from django.db.models import Count, Exists, Max, Model, OuterRef, Q, QuerySet
+from django.db.models import BooleanField, Count, Exists, Func, Max, Model, OuterRef, Q, QuerySet
 
 from helix_store.budgets import NOTHING, count_again, counters_of, sums_of
 from helix_store.catalogue import Table, declared, tables
@@ -677,6 +677,23 @@ def _checks_of(table: Table) -> Iterator[Check]:
         yield _own(table)
 
 
+class _IsUnusualTime(Func):
+    """The condition that a column of SQLite does not hold a time as `MomentField` writes it, with digits that
+    name a second of the years 1 to 9999. Python may be able to read it nevertheless.
+    """
+
+    # The modifier turns 30 February into 1 March. The column itself would be compared as a number.
+    template = (
+        "(datetime(substr(%(expressions)s, 1, 19), '+0 days') IS NOT substr(%(expressions)s, 1, 19)"
+        " OR substr(%(expressions)s, 1, 4) = '0000' OR length(%(expressions)s) <> 19"
+        " AND substr(%(expressions)s, 20) NOT GLOB '.[0-9][0-9][0-9][0-9][0-9][0-9]')"
+    )
+    conditional = True
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column, output_field=BooleanField())
+
+
 _FIRST: Final = datetime.min.replace(tzinfo=UTC)
 _LAST: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -685,9 +702,10 @@ def _times(table: Table, times: Mapping[str, bool]) -> Check:
     """Return a check that reads the times of a table, which maps each to whether it may be null.
 
     A database may hold times that Python cannot represent: PostgreSQL's ``infinity``, or any text on SQLite.
-    PostgreSQL returns only the rows with such a time. From SQLite, all of them are read.
+    The statement returns only the rows with such a time, and on SQLite some others, so that few are read.
     """
     is_beyond = reduce(or_, (Q((f"{name}__lt", _FIRST)) | Q((f"{name}__gt", _LAST)) for name in times))
+    is_unusual = reduce(or_, (Q(_IsUnusualTime(name), (f"{name}__isnull", False)) for name in times))
     # Rows that name their tenant may have no owner.
     is_own = table.names_tenant
     of: Any = table.model if is_own else table.owner
@@ -697,8 +715,7 @@ def _times(table: Table, times: Mapping[str, bool]) -> Check:
     def check(scope: Scope) -> Iterator[Fault]:
         def of_owners(keys: list[int]) -> Iterator[Fault]:
             rows = _rows_of(scope, table.model, parent, keys)
-            if scope.db.is_postgresql:
-                rows = rows.filter(is_beyond)
+            rows = rows.filter(is_beyond if scope.db.is_postgresql else is_unusual)
             for _, values in _paged(scope, rows, order, tuple(times)):
                 # SQLite reads text that is no time as null.
                 if any(value is None and not times[name] for name, value in zip(times, values, strict=True)):

@@ -81,6 +81,40 @@ def test_a_time_that_python_cannot_represent_is_a_finding_and_ends_no_export(
                 assert summary.sessions >= sessions - 1
 
 
+TEXTS_OF_TIMES: Final = {
+    "2020-02-29 23:59:59.999999": True,
+    "9999-12-31 23:59:59": True,
+    "0001-01-01 00:00:00": True,
+    # No `MomentField` writes these, but Python reads them.
+    "2020-02-29T12:00:00": True,
+    "2020-02-29 12:00:00.5": True,
+    "2020-02-29 12:00:00+00:00": True,
+    "2020-02-29": True,
+    "0000-12-31 00:00:00": False,
+    "2021-02-29 00:00:00": False,
+    "2020-02-29 12:00:60": False,
+    "2020-02-29 12:00:00.12345x": False,
+    "2020-02-29 12:00:00 later": False,
+    "-2020-02-29 12:00:00": False,
+    "12020-02-29 12:00:00": False,
+    "2020-02-29 12:00:00\u0660": False,
+    "now": False,
+    "": False,
+}
+
+
+def test_a_text_on_sqlite_is_a_time_if_python_reads_it_as_one(sample: CommittedDatabase) -> None:
+    if sample.vendor != "sqlite":
+        pytest.skip("PostgreSQL stores no such value.")
+    with Cells() as cells:
+        for text, is_a_time in TEXTS_OF_TIMES.items():
+            with cells.check(text or "empty"), transaction.atomic(using=sample.alias):
+                execute(sample, f"UPDATE [session] SET updated_at = '{text}' WHERE id = [=steps]")
+                rules = {finding.id for finding in diagnose(using=sample.alias).findings}
+                transaction.set_rollback(True, using=sample.alias)
+                assert ("unreadable-row" in rules) is not is_a_time
+
+
 def test_documents_that_are_nested_too_deeply_are_a_finding(sample: CommittedDatabase) -> None:
     nested = "[" * 990 + "]" * 990
     execute(sample, f"UPDATE [session] SET tags = '{nested}' WHERE id = [=steps]")
