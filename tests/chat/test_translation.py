@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from helix_store.contrib.chat import agui, aisdk
@@ -464,3 +465,162 @@ def test_a_live_step_after_a_stored_one_is_taken_back_alone() -> None:
     assert types[types.index("finish-step") :] == [
         *("finish-step", "start-step", "text-start", "text-delta", "reset-step", "finish-step", "finish")
     ]
+
+
+# A step that streams something and says nothing: it is stored without a message.
+_UNSAID: list[dict[str, Any]] = [
+    {"type": "step", "n": 1},
+    {"type": "text", "m": "n", "i": 0, "d": "Well, "},
+    {"type": "input", "m": "n", "c": "c", "name": "look", "d": "{}"},
+    {"type": "call", "m": "n", "c": "c"},
+    {"type": "commit", "snapshot": True, "received": [], "asked": [], "said": []},
+]
+
+
+def test_a_step_that_says_nothing_of_what_it_streamed_is_taken_back() -> None:
+    parts = Parts(after="u")
+    found = list(parts.begin(entries([_USER]), {}))
+    for chunk in _UNSAID:
+        found += parts.take(chunk, entries([_USER]), {}, has_thread=parts.needs_thread(chunk))
+    assert found[-1]["type"] == "reset-step"
+    result = {"type": "result", "m": "r", "c": "c", "content": "1"}
+    said = {**_STREAMED[-1], "said": [{"id": "r", "role": "tool", "call": "c"}, {"id": "m", "role": ""}]}
+    later = []
+    for chunk in [{"type": "step", "n": 2}, result, {"type": "text", "m": "m", "i": 0, "d": "Yes."}, said]:
+        later += parts.take(chunk)
+    # The client has kept the beginning of the step, and does not know the call.
+    assert [part["type"] for part in later] == ["text-start", "text-delta", "text-end", "finish-step"]
+
+
+@for_each("begins_with", [[_USER], _STORED[:2]], ids=["live", "stored"])
+def test_the_output_of_an_earlier_step_is_shown_when_it_is_stored(begins_with: list[dict[str, Any]]) -> None:
+    parts = Parts(after="u")
+    list(parts.begin(entries(begins_with), {}))
+    for chunk in [*_STREAMED[1:7], {**_STREAMED[-1], "said": [{"id": "m", "role": "assistant"}]}]:
+        list(parts.take(chunk))
+    # `reset-step` would not take it back.
+    for chunk in [{"type": "step", "n": 2}, _STREAMED[7], {"type": "reset"}, _STREAMED[7]]:
+        assert list(parts.take(chunk)) == []
+    commit = {**_STREAMED[-1], "said": [{"id": "r", "role": "tool", "call": "c"}]}
+    assert [part["type"] for part in parts.take(commit)] == ["tool-output-available"]
+
+
+def test_a_step_that_is_stored_without_a_part_of_what_it_streamed_is_shown_once() -> None:
+    parts = Parts(after="u")
+    list(parts.begin(entries(_STORED), {}))
+    commit = {**_UNSAID[-1], "said": _STREAMED[-1]["said"]}
+    found = []
+    for chunk in [*_UNSAID[:2], commit]:
+        found += parts.take(chunk, entries(_STORED), {}, has_thread=chunk is commit)
+    assert [part["type"] for part in found] == [
+        *("finish-step", "start-step", "text-start", "text-delta", "reset-step")
+    ]
+
+
+def test_a_step_that_says_nothing_of_what_it_streamed_is_followed_by_what_is_stored() -> None:
+    events = Events("t", "r", held=[("u", "user")], now=lambda: 1, digest=digest_of)
+    list(events.snapshot(entries([_USER]), [], {}))
+    found: list[dict[str, Any]] = []
+    for chunk in _UNSAID:
+        found += events.take(chunk, entries([_USER]), [], {}, has_thread=events.needs_thread(chunk))
+    assert found[-1]["type"] == "MESSAGES_SNAPSHOT"
+    assert [message["id"] for message in found[-1]["messages"]] == ["u"]
+
+
+def test_a_message_that_was_not_received_has_no_answer() -> None:
+    parts = Parts(after="later")
+    found = list(parts.begin(entries([_USER, _assistant(tool_calls=[_CALL])]), {"c": _ASKED}))
+    found += parts.take({"type": "run"}, entries([_USER]), {}, has_thread=True)
+    # The released client refuses the start of a message without an id.
+    assert [*found, *parts.finished(Outcome(pending=["c"]))] == [
+        {"type": "finish", "finishReason": "tool-calls"}
+    ]
+
+
+_ANSWERED = [_USER, _assistant(tool_calls=[_CALL]), _decided(True)]
+_NEXT = {"role": "user", "content": "And?", "id": "u2"}
+
+
+@for_each("then", [[_NEXT], [_NEXT, {**_assistant("So."), "id": "n"}]], ids=["received", "answered"])
+@for_each("is_ahead", [False, True], ids=["while the turn begins", "before a repeated request"])
+def test_an_answer_is_continued_although_the_next_message_was_received(
+    then: list[dict[str, Any]], is_ahead: bool
+) -> None:
+    parts = Parts(known_calls=["c"])
+    stored = entries([*_ANSWERED, *then])
+    found = list(parts.begin(stored if is_ahead else entries(_ANSWERED[:2]), {"c": _ASKED}))
+    for chunk in [{"type": "run"}, *_STREAMED[1:4]]:
+        found += parts.take(chunk, stored, {}, has_thread=chunk["type"] == "run")
+    found += parts.finished(Outcome())
+    assert parts.is_over
+    assert [part["type"] for part in found] == [
+        *("start", "tool-approval-response", "tool-output-available", "finish"),
+    ]
+    assert found[0]["messageId"] == aisdk.messages_of(stored, {})[1]["id"]
+
+
+def test_a_turn_that_has_received_the_next_message_ends_the_answer() -> None:
+    parts = Parts(after="u")
+    list(parts.begin(entries(_STORED), {}))
+    assert list(parts.take({"type": "run"}, entries([*_STORED, _NEXT]), {}, has_thread=True)) == []
+    assert parts.is_over
+    assert [part["type"] for part in parts.finished(Outcome())] == ["finish-step", "finish"]
+
+
+def test_a_call_that_is_approved_and_still_open_is_asked_about_again() -> None:
+    stored, parts = entries(_ANSWERED[:2]), Parts(known_calls=["c"])
+    found = list(parts.begin(stored, {"c": _ASKED}))
+    found += parts.take({"type": "run"}, stored, {"c": _ASKED}, has_thread=True)
+    found += parts.finished(Outcome(interrupts=[{}]))
+    assert [part["type"] for part in found] == ["start", "tool-approval-request", "finish"]
+
+
+def test_a_decision_that_waits_for_another_one_is_told() -> None:
+    decided = replace(_ASKED, approved=False, reason="No.")
+    for known, expected in (([], ["tool-approval-request", "tool-approval-response"]), (["c"], [])):
+        stored, parts = entries(_ANSWERED[:2]), Parts(after="u", known_calls=known)
+        list(parts.begin(stored, {"c": _ASKED}))
+        list(parts.take({"type": "run"}, stored, {"c": decided}, has_thread=True))
+        told = [part["type"] for part in parts.finished(Outcome()) if "step" not in part["type"]]
+        assert told == [*expected, "finish"]
+
+
+def test_a_client_that_goes_on_after_any_chunk_gets_the_rest() -> None:
+    tokens = {"usage": [{"prompt": 2, "completion": 1}]}
+    one = _assistant(reasoning="Well", tool_calls=[_CALL], chat={"step": 1, **tokens})
+    two = {**_assistant("So."), "id": "n", "chat": {"step": 2, **tokens}}
+    stored = entries([_USER, one, _RESULT, two])
+    chunks = [
+        *_STREAMED,
+        {"type": "step", "n": 2},
+        {"type": "text", "m": "n", "i": 0, "d": "So"},
+        {"type": "text", "m": "n", "i": 0, "d": "."},
+        {**_STREAMED[-1], "said": [{"id": "n", "role": "assistant"}]},
+    ]
+    of_chunks = [*[stored[:1]] * 8, *[stored[:3]] * 4, stored]
+
+    def taken(parts: Parts, first: int, end: int) -> Iterable[dict[str, Any]]:
+        for chunk, thread in zip(chunks[first:end], of_chunks[first:end], strict=True):
+            yield from parts.take(chunk, thread, {}, has_thread=parts.needs_thread(chunk))
+
+    def ended(parts: Parts) -> Iterable[dict[str, Any]]:
+        yield from parts.take({"type": "run"}, stored, {}, has_thread=True)
+        yield from parts.finished(Outcome())
+
+    whole = Parts(after="u")
+    expected = [*whole.begin(of_chunks[0], {}), *taken(whole, 0, len(chunks)), *ended(whole)]
+    assert expected[-1]["messageMetadata"]["usage"]["totalTokens"] == 6
+    wrong = {}
+    for at in range(3, len(chunks) + 1):  # the first chunk with a part is the third one
+        first = Parts(after="u")
+        seen = [*first.begin(of_chunks[0], {}), *taken(first, 0, at)]
+        # The thread may be ahead of the chunk.
+        for is_ahead in (False, True):
+            parts = Parts()
+            parts.resume(stored if is_ahead else of_chunks[at - 1])
+            for chunk in chunks[9 if at >= 9 else 1 : at]:  # those of the open step
+                list(parts.take(chunk))
+            found = [*taken(parts, at, len(chunks)), *ended(parts)]
+            if [*seen, *found] != expected:
+                wrong[at, is_ahead] = found
+    assert not wrong

@@ -568,10 +568,9 @@ class Events:
             elif has_thread:
                 yield from self.state_snapshot(state)
         if has_thread and (self._must_show or chunk["received"]):
-            if all(said["id"] in self._known for said in chunk["said"]) and not chunk["received"]:
-                # A snapshot that the client has holds this step already.
+            if all(said["id"] in self._known for said in chunk["said"]):
+                # A snapshot that the client has holds this step already, but not what it has taken back.
                 self._must_show = False
-                return
             yield from self._messages(entries, waiting)
 
     def usage(self) -> list[Mapping[str, Any]]:

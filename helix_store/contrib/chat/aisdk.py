@@ -49,19 +49,35 @@ class Group:
 
 
 def groups_of(entries: Iterable[Entry]) -> list[Group]:
+    """Return the UI messages of a history. The result of a tool belongs to the answer with its call."""
     groups: list[Group] = []
+    callers: dict[str, Group] = {}
     user: Entry | None = None
     for entry in entries:
-        if entry.role in ("assistant", "tool"):
+        if entry.role == "tool" and entry.call_id in callers:
+            callers[entry.call_id].entries.append(entry)
+        elif entry.role in ("assistant", "tool"):
             if not groups or groups[-1].role != "assistant":
                 own_id = f"answer-{entry.id}" if user is None else user.answer or answer_id(user.id)
                 groups.append(Group(own_id, "assistant", after="" if user is None else user.id))
             groups[-1].entries.append(entry)
+            callers |= dict.fromkeys((call.id for call in entry.calls), groups[-1])
         else:
             user = entry
             role = entry.role if entry.role in ("user", "system") else "system"
             groups.append(Group(entry.id, role, [entry]))
     return groups
+
+
+def _newest_answer(groups: Sequence[Group]) -> Group:
+    """Return the answer at the end of a history, an empty one if it has not begun."""
+    if not groups:
+        return Group("", "assistant")
+    last = groups[-1]
+    if last.role == "assistant":
+        return last
+    (user,) = last.entries
+    return Group(user.answer or answer_id(user.id), "assistant")
 
 
 def messages_of(entries: Iterable[Entry], calls: Mapping[str, Call]) -> list[dict[str, Any]]:
@@ -242,14 +258,17 @@ class Parts:
     def __init__(self, *, after: str | None = None, known_calls: Iterable[str] = ()) -> None:
         self._after = after
         self._known_calls = frozenset(known_calls)
-        self._is_resumed = False
         self.message_id: str | None = None
         self.is_over = False
+        self._has_ended = False
+        """True if another message follows, and results of calls are the only parts that may still come."""
         self._has_started = False
         self._step: Any = None
         self._is_empty_step = False
         self._is_stored_step = False
         self._known: set[str] = set()
+        self._held: set[str] = set()
+        """The stored messages that a client holds which goes on after a chunk."""
         self._texts: dict[str, str] = {}
         self._inputs: set[str] = set()
         self._names: dict[str, str] = {}
@@ -258,7 +277,7 @@ class Parts:
         self._held_back: list[Mapping[str, Any]] = []
         self._asked: dict[str, Call] = {}
         self._next_step: Any = None
-        self._tokens: list[Mapping[str, Any]] = []
+        self._metadata: dict[str, Any] = {}
 
     # Beginning and end
 
@@ -269,10 +288,7 @@ class Parts:
         if group is None:
             return
         self.message_id, stored = group.id, group.entries
-        groups = groups_of(entries)
-        self.is_over = group.entries != [] and groups[-1].id != group.id
-        for entry in stored:
-            self._tokens += entry.usage
+        self._look_at(entries, calls)
         start = 0
         if self._known_calls:
             for index, entry in enumerate(stored):
@@ -282,31 +298,27 @@ class Parts:
                 for call in entry.calls:
                     self._names[call.id] = call.name
             yield self._started()
-        is_tail = bool(self._known_calls)
         for entry in stored[start:]:
             yield from self._entry(entry)
-        for asked in calls.values():
-            if not self.is_over and not (is_tail and asked.id in self._known_calls):
-                self._asked[asked.id] = asked
+        if not self._has_ended:
+            self._asked |= {id: call for id, call in calls.items() if id not in self._known_calls}
 
     def _group(self, entries: Sequence[Entry]) -> Group | None:
         """Return the answer, an empty one if it has not begun, or ``None`` if its user's message waits."""
         groups = groups_of(entries)
-        users = [index for index, group in enumerate(groups) if group.role == "user"]
+        for group in reversed(groups):
+            # The answer that a client continues is not always the newest one.
+            if any(call.id in self._known_calls for entry in group.entries for call in entry.calls):
+                return group
         if self._after is not None:
-            users = [index for index in users if groups[index].id == self._after]
-            if not users:
+            users = [index for index, group in enumerate(groups) if group.role == "user"]
+            found = [index for index in users if groups[index].id == self._after]
+            if not found:
                 return None
-        if not users:
-            last = groups[-1] if groups else None
-            return last if last is not None and last.role == "assistant" else Group("", "assistant")
-        index = users[-1]
-        while index + 1 < len(groups) and groups[index + 1].role != "assistant":
-            index += 1
-        if index + 1 < len(groups):
-            return groups[index + 1]
-        user = groups[index].entries[0]
-        return Group(user.answer or answer_id(user.id), "assistant")
+            for group in groups[found[-1] :]:
+                if group.role == "assistant":
+                    return group
+        return _newest_answer(groups)
 
     @property
     def is_waiting(self) -> bool:
@@ -317,8 +329,25 @@ class Parts:
         self._has_started = True
         return {"type": "start", "messageId": self.message_id}
 
+    def _stored(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return what is stored of the message."""
+        return next((group.entries for group in groups_of(entries) if group.id == self.message_id), [])
+
+    def _look_at(self, entries: Sequence[Entry], calls: Mapping[str, Call]) -> None:
+        """Look whether the history goes on with another message, and how many tokens this one has taken.
+
+        The next turn may have received a message before it says the results of calls that were answered.
+        """
+        stored = self._stored(entries)
+        self._metadata = metadata_of(stored)
+        self._has_ended = _newest_answer(groups_of(entries)).id not in ("", self.message_id)
+        self.is_over = self._has_ended and not any(
+            call.id in calls for entry in stored for call in entry.calls
+        )
+
     def _ensure_started(self) -> Iterator[Part]:
-        if not self._has_started and not self._is_resumed:
+        # A user's message that was not received has no answer, and its response has no message.
+        if not self._has_started and not self.is_waiting:
             yield self._started()
 
     def _entry(self, entry: Entry) -> Iterator[Part]:
@@ -346,7 +375,6 @@ class Parts:
         elif "toolCallId" in part:
             name = kind.removeprefix("tool-")
             self._names[part["toolCallId"]] = name
-            self._calls_of_step.add(part["toolCallId"])
             yield {
                 "type": "tool-input-available",
                 "toolCallId": part["toolCallId"],
@@ -367,24 +395,16 @@ class Parts:
             return
         yield from self._ensure_started()
         for call in self._asked.values():
-            if call.approval is not None and call.approved is None:
-                yield from self._asked_for(call)
+            if call.approval is not None and call.id in self._names:
+                yield _request(call)
+                if call.approved is not None:
+                    yield _response(call.approval, call.approved, call.reason)
         yield from self._step_finished()
         reason = "tool-calls" if outcome.interrupts or outcome.pending else "stop"
         finish: Part = {"type": "finish", "finishReason": reason}
-        if metadata := _metadata(self._tokens):
-            finish["messageMetadata"] = metadata
+        if self._metadata:
+            finish["messageMetadata"] = self._metadata
         yield finish
-
-    def _asked_for(self, call: Call) -> Iterator[Part]:
-        if call.id not in self._names:
-            return
-        yield {
-            "type": "tool-approval-request",
-            "approvalId": call.approval,
-            "toolCallId": call.id,
-            "approvalDescriptor": {"digest": call.digest},
-        }
 
     # Chunks
 
@@ -395,12 +415,12 @@ class Parts:
         return kind == "run" or (kind == "reset" and self.is_waiting)
 
     def resume(self, entries: Sequence[Entry]) -> None:
-        """Continue after a chunk that the client has: it also has the start of the message."""
-        self._is_resumed = True
+        """Continue after a chunk that the client has: it also has what is stored, and the start."""
         group = self._group(entries)
         if group is not None:
-            self.message_id = group.id
+            self.message_id, self._has_started = group.id, True
             for entry in group.entries:
+                self._held.add(entry.id)
                 for call in entry.calls:
                     self._names[call.id] = call.name
 
@@ -427,9 +447,13 @@ class Parts:
             yield from self._caught_up(entries, calls or {})
         elif kind == "commit":
             yield from self._commit(chunk, entries, calls or {}, has_thread=has_thread)
+        elif self._has_ended and kind != "result":
+            return
         elif kind == "step":
             self._next_step = chunk["n"]
         elif chunk.get("m") not in self._known and "a" not in chunk:
+            # A thread that was loaded may be ahead of what the client has seen.
+            self._held.discard(chunk.get("m", ""))
             yield from self._said(chunk)
 
     def _step_started(self, step: Any, *, is_stored: bool = False) -> Iterator[Part]:
@@ -442,10 +466,10 @@ class Parts:
             return
         yield from self._step_finished()
         self._step = step
-        self._calls_of_step = set()
         yield {"type": "start-step"}
 
     def _step_finished(self) -> Iterator[Part]:
+        self._calls_of_step = set()
         if self._step is not None:
             self._step, self._is_empty_step = None, False
             yield {"type": "finish-step"}
@@ -532,19 +556,12 @@ class Parts:
         yield from self._ensure_started()
         if approval is not None:
             if call_id in self._asked:
-                yield from self._asked_for(self._asked.pop(call_id))
+                yield _request(self._asked.pop(call_id))
             elif call_id not in self._known_calls:
-                yield from self._asked_for(
+                yield _request(
                     Call(id=call_id, name="", input=None, digest=approval["digest"], approval=approval["id"])
                 )
-            response: Part = {
-                "type": "tool-approval-response",
-                "approvalId": approval["id"],
-                "approved": approval["approved"],
-            }
-            if "reason" in approval:
-                response["reason"] = approval["reason"]
-            yield response
+            yield _response(approval["id"], approval["approved"], approval.get("reason"))
             if not approval["approved"]:
                 yield {"type": "tool-output-denied", "toolCallId": call_id}
                 return
@@ -560,6 +577,10 @@ class Parts:
             return
         self._texts = dict.fromkeys(self._texts, "done")
         self._inputs.clear()
+        for call_id in self._calls_of_step:
+            # The client refuses the output of a call that it does not know.
+            self._names.pop(call_id, None)
+        self._calls_of_step = set()
         self._is_empty_step = True
         yield {"type": "reset-step"}
 
@@ -572,12 +593,9 @@ class Parts:
         has_thread: bool,
     ) -> Iterator[Part]:
         said = {each["id"]: each for each in chunk["said"]}
-        if all(own_id in self._known for own_id in said):
-            # It was stored when this response began, and so it is there.
-            self._held_back.clear()
-        elif chunk["snapshot"] and has_thread:
+        if chunk["snapshot"] and has_thread:
             yield from self._reset()
-            for entry in entries:
+            for entry in self._stored(entries):
                 if entry.id in said and entry.id not in self._known:
                     yield from self._entry(entry)
         else:
@@ -586,8 +604,6 @@ class Parts:
                 approval = said.get(result["m"], {}).get("approval")
                 yield from self._output(result["c"], result["content"], None, approval)
         self._held_back.clear()
-        if not all(own_id in self._known for own_id in said):
-            self._tokens += chunk.get("usage", ())
         self._known |= said.keys()
         for question in chunk["asked"]:
             self._asked[question["id"]] = Call(
@@ -597,26 +613,46 @@ class Parts:
                 digest=question["digest"],
                 approval=question.get("approval"),
             )
-        yield from self._step_finished()
+        if not self._is_empty_step:
+            # The step that follows one without parts goes on with its beginning, which the client has kept.
+            yield from self._step_finished()
         self._next_step = None
         if chunk["received"] and has_thread:
             # Another person's or tab's message ends the answer.
-            self.is_over = True
+            self._look_at(entries, {})
+        self.is_over = self._has_ended
 
     def _caught_up(self, entries: Sequence[Entry], calls: Mapping[str, Call]) -> Iterator[Part]:
-        """At the beginning of a turn, yield the parts that are stored but not in the stream."""
+        """At the beginning of a turn, and at the end, yield the parts that are stored but not in the stream.
+
+        The thread may be ahead, and have received the next message: these parts are then the last ones.
+        """
         group = self._group(entries)
-        if group is not None and group.id != self.message_id:
-            if self._has_started and group.id:
-                self.is_over = True
-                return
+        if group is not None and not self._has_started:
             self.message_id = group.id
-        for entry in () if group is None else group.entries:
-            if entry.id not in self._known:
+        for entry in self._stored(entries):
+            if entry.id not in self._known | self._held:
                 yield from self._entry(entry)
-                self._tokens += entry.usage
         self._known |= {entry.id for entry in entries}
+        self._look_at(entries, calls)
+        if not self._has_ended:
+            # A call that the client has approved is still open if it needs another person's approval.
+            self._asked = {
+                call_id: call
+                for call_id, call in calls.items()
+                if call.approved is None or call_id not in self._known_calls
+            }
 
 
-def _metadata(tokens: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return metadata_of([Entry(id="", role="assistant", usage=tokens)])
+def _request(call: Call) -> Part:
+    return {
+        "type": "tool-approval-request",
+        "approvalId": call.approval,
+        "toolCallId": call.id,
+        "approvalDescriptor": {"digest": call.digest},
+    }
+
+
+def _response(approval_id: str, approved: bool, reason: str | None) -> Part:
+    response = {"type": "tool-approval-response", "approvalId": approval_id, "approved": approved}
+    return {**response, "reason": reason} if reason else response

@@ -553,7 +553,7 @@ class AiSdk:
         return self._parts.take(chunk, entries(thread.messages), calls_of(thread), has_thread=True)
 
     def resume(self, thread: Thread, later: Collection[str]) -> None:
-        self._parts.resume(entries(thread.messages))
+        self._parts.resume([entry for entry in entries(thread.messages) if entry.id not in later])
 
     def absorb(self, chunk: Mapping[str, Any]) -> None:
         for _ in self._parts.take(chunk):

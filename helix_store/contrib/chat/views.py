@@ -627,6 +627,7 @@ class Chat(Driver):
             while turn.is_active:
                 with turn.step() as step:
                     out.text("Hello!")
+                    step.say({"role": "assistant", "content": "Hello!"})
                     step.end_turn()
 
         urlpatterns = [path("chat/", Chat("support", answer).urls)]
