@@ -8,9 +8,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from asgiref.sync import async_to_sync
@@ -18,7 +19,7 @@ from django.conf import settings
 from django.db import connections
 
 from helix_store import SessionNotFound, Store, StreamNotFound, TurnInterrupted, call_digest, new_id
-from helix_store.contrib.chat.stored import OWN, as_text, called, parsed
+from helix_store.contrib.chat.stored import ADDED, OWN, as_text, called, entries, parsed
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import async_twin
 
@@ -33,6 +34,7 @@ _LONGEST_DELTA: Final = 60_000
 _SHARE: Final = 5
 _LONGEST_INTERVAL: Final = 0.15
 """A write of w seconds is followed by at least 5 w without one, but no more than this many seconds."""
+_LOOK_BACK: Final = 20
 
 _PATIENCE_SECONDS: Final = 0.5
 """How long a writer in a transaction waits for another thread that writes."""
@@ -358,25 +360,50 @@ class Writer:
     ) -> tuple[list[dict[str, Any]], bool]:
         """Return a step's messages with their ids and parts, and whether the stream shows them as they are.
 
-        What was not streamed is put in the buffer.
+        What was not streamed is put in the buffer. A call that the step asks about and that no message of the
+        answer makes is added to the step's last message, or to a message of its own: a client must be able to
+        show what it is asked.
         """
         self.raise_error()
+        new = self._new_calls(messages, asked)
         with self._lock:
             stored, is_shown = [], True
             for message in messages:
                 kept, is_same = self._match(message, results)
                 stored.append(kept)
                 is_shown = is_shown and is_same
+            if new:
+                asking = next((each for each in reversed(stored) if _has_text(each)), None)
+                if asking is None:
+                    asking, is_same = self._match_assistant(
+                        {"role": "assistant", "content": ""}, {"step": self.step_number, ADDED: True}
+                    )
+                    stored.append(asking)
+                    is_shown = is_shown and is_same
+                for call_id, call in new.items():
+                    self._add_call(asking, call_id, call)
             is_shown = is_shown and all(said.is_matched for said in self._said)
             own = [message for message in stored if message.get("role") == "assistant"]
-            if own:
-                known = {called(call)[0] for message in own for call in message.get("tool_calls") or ()}
-                for call_id, call in asked.items():
-                    if call_id not in known:
-                        is_shown = self._add_call(own[-1], call_id, call) and is_shown
-                if usage:
-                    own[-1][OWN]["usage"] = list(usage)
+            if own and usage:
+                own[-1][OWN]["usage"] = list(usage)
         return stored, is_shown
+
+    def _new_calls(
+        self, messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Mapping[str, Any]]:
+        """Return the calls that a step asks about, without those that a message of the answer makes."""
+        new = _without_calls_of(asked, messages)
+        return _without_calls_of(new, self._stored_answer()) if new else new
+
+    def _stored_answer(self) -> Sequence[Mapping[str, Any]]:
+        """Return the messages of the earlier steps of the answer, newest first."""
+        last = _LOOK_BACK
+        while True:
+            history = self._store.session(self._session_id).messages(last=last)
+            answer = list(takewhile(_is_of_agent, reversed(history)))
+            if len(answer) < len(history) or len(history) < last:
+                return answer
+            last *= 10
 
     def _match(
         self, message: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]
@@ -462,12 +489,9 @@ class Writer:
         self.add({"type": "input", "m": message_id, "c": call_id, "name": name, "d": arguments})
         self.add({"type": "call", "m": message_id, "c": call_id})
 
-    def _add_call(self, message: dict[str, Any], call_id: str, call: Mapping[str, Any]) -> bool:
-        """Add a call that the step asks about, and that none of its messages makes, to the message's parts.
-
-        Without it, a client would be asked about a call that it does not know.
-        """
-        arguments = json.dumps(call["input"], ensure_ascii=False)
+    def _add_call(self, message: dict[str, Any], call_id: str, call: Mapping[str, Any]) -> None:
+        """Add a call to a message's parts. The model does not see it."""
+        arguments = json.dumps(call.get("input"), ensure_ascii=False)
         own = message[OWN]
         if "parts" not in own:
             own["parts"] = _usual_parts(message)
@@ -477,7 +501,6 @@ class Writer:
         said = next((said for said in self._said if said.id == message["id"]), None)
         if said is None or said.call(call_id) is None:
             self._stream_call(message["id"], call_id, call["tool_name"], arguments)
-        return True
 
 
 BOUNDARIES: Final = frozenset({"run", "commit", "reset", "end"})
@@ -494,6 +517,21 @@ def decision_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(reason := answer.get("reason"), str) and reason:
         decision["reason"] = reason
     return decision
+
+
+def _is_of_agent(message: Mapping[str, Any]) -> bool:
+    return message.get("role") in ("assistant", "tool")
+
+
+def _has_text(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant" and isinstance(message.get("content"), str | None)
+
+
+def _without_calls_of(
+    asked: Mapping[str, Mapping[str, Any]], messages: Iterable[Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    made = {call.id for each in entries(messages) for call in each.calls}
+    return {call_id: call for call_id, call in asked.items() if call_id not in made}
 
 
 def _usual_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -3,8 +3,9 @@
 A stored message has the chat-completions shape. Beside it, a message has an ``id``, ``reasoning`` if the
 agent streamed any, and ``chat``: the number of the step that said it (``step``), the order of its parts if it
 is not the usual one (``parts``), the decision of an approval that a tool's result belongs to (``approval``),
-the tokens (``usage``), and for a user's message what the client sent with it (``client``) and the metadata of
-the UI message (``metadata``).
+the tokens (``usage``), true if the agent has not said it and it only has the calls that a step asks about
+(``added``), and for a user's message what the client sent with it (``client``) and the metadata of the UI
+message (``metadata``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = [
     "called",
     "entries",
     "entry",
+    "is_added",
     "parsed",
     "reasoning_id",
     "text_id",
@@ -34,6 +36,7 @@ __all__ = [
 PieceKind = Literal["text", "reasoning", "call", "file", "data", "agent"]
 
 OWN: Final = "chat"
+ADDED: Final = "added"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,12 @@ def without_own_keys(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(own, Mapping) and own.get("reasoning"):
         left.pop("reasoning", None)
     return left
+
+
+def is_added(message: Mapping[str, Any]) -> bool:
+    """Return whether the chat has added a message, for the calls of a step that has said nothing."""
+    own = message.get(OWN)
+    return isinstance(own, Mapping) and ADDED in own
 
 
 def entries(messages: Iterable[Mapping[str, Any]], first: int = 0) -> list[Entry]:

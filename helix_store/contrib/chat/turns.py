@@ -24,7 +24,7 @@ from helix_store import (
     call_digest,
 )
 from helix_store.contrib.chat.out import Out, Writer
-from helix_store.contrib.chat.stored import OWN, without_own_keys
+from helix_store.contrib.chat.stored import OWN, is_added, without_own_keys
 from helix_store.contrib.chat.threads import newest_client
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import BothContexts, async_twin
@@ -101,7 +101,11 @@ class ChatTurn(Turn):
 
     def messages(self, last: int | None = None) -> list[Message]:
         """Return all messages of the session, or the ``last`` ones, oldest first, as a model expects them."""
-        return [without_own_keys(message) for message in super().messages(last)]
+        stored = super().messages(last)
+        said = [message for message in stored if not is_added(message)]
+        if last is not None and len(said) < len(stored) == last:
+            said = [message for message in super().messages() if not is_added(message)][-last:]
+        return [without_own_keys(message) for message in said]
 
     amessages = async_twin(messages)  # type: ignore[arg-type]  # it is called on this class alone
 

@@ -1,0 +1,211 @@
+"""Calls that a thread waits for: every client knows them, once, and gets all that follows the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.test import override_settings
+
+from helix_store.contrib.chat import out as out_module
+from tests.cells import for_each
+from tests.chat.conftest import Chatting, events_of
+
+Make = Callable[..., Chatting]
+
+_CALL = {"id": "c", "type": "function", "function": {"name": "refund", "arguments": '{"euros": 5}'}}
+_OF_ANTHROPIC = [
+    {"type": "text", "text": "I refund it."},
+    {"type": "tool_use", "id": "c", "name": "refund", "input": {"euros": 5}},
+]
+
+
+class _Asking:
+    """An agent that asks about a call in its first turn, and in the next one says what the answer was."""
+
+    def __init__(self, *says: Any, streams: str = "", is_approval: bool = True, approvals: int = 1) -> None:
+        self.says, self.streams = says, streams
+        self.is_approval, self.approvals = is_approval, approvals
+        self.histories: list[Any] = []
+
+    def __call__(self, turn: Any, out: Any) -> None:
+        self.histories.append([message["role"] for message in turn.messages()])
+        for call_id in turn.results:
+            with turn.step() as step:
+                step.say({"role": "tool", "tool_call_id": call_id, "content": "done"})
+        while turn.is_active:
+            if turn.messages()[-1]["content"] == "Hello":
+                self._ask(turn, out)
+                return
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "That is all."})
+                step.end_turn()
+
+    def _ask(self, turn: Any, out: Any) -> None:
+        *before, last = self.says or (None,)
+        for message in before:
+            with turn.step() as step:
+                step.say(message)
+        with turn.step() as step:
+            if self.streams:
+                out.text(self.streams)
+            if last is not None:
+                step.say(last)
+            if self.is_approval:
+                step.ask_approval("c", "refund", {"euros": 5}, approvals=self.approvals)
+            else:
+                step.wait_for({"c": {"tool_name": "refund", "input": {"euros": 5}}})
+
+
+def _said(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+async def _drive(site: Chatting) -> None:
+    # Each delta is a chunk.
+    with override_settings(HELIX_STORE={"CHAT_FLUSH_MS": 0}):
+        await sync_to_async(site.drive)("t")
+
+
+def _message(message_id: str, text: str = "Hello") -> dict[str, Any]:
+    parts = [{"type": "text", "text": text}]
+    return {"id": "t", "messages": [{"id": message_id, "role": "user", "parts": parts}]}
+
+
+async def _followed(site: Chatting, body: Any, *, is_driven: bool = True) -> list[dict[str, Any]]:
+    """The parts of a response that was there before the turn began."""
+    response = await site.request("POST", "ai/", body)
+    assert response.status_code == 200, response.content
+    if is_driven:
+        await _drive(site)
+    return events_of(b"".join([part async for part in response.streaming_content]))
+
+
+async def _asked(site: Chatting) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The parts of the response to the first message, and the thread."""
+    return await _followed(site, _message("u1")), await site.json("GET", "threads/t/?format=ai")
+
+
+def _tool_parts(thread: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = [part for message in thread["messages"] for part in message["parts"]]
+    return [part for part in parts if "toolCallId" in part]
+
+
+def _answered(thread: dict[str, Any], **decision: Any) -> dict[str, Any]:
+    """The body of the request with which the released client answers the last message's call."""
+    (part,) = _tool_parts(thread)
+    if "approval" in part:
+        part["state"] = "approval-responded"
+        part["approval"] |= {"approved": True, **decision}
+    else:
+        part |= {"state": "output-available", "output": 4}
+    return {"id": "t", "messages": thread["messages"]}
+
+
+@for_each("is_approval", [True, False], ids=["approval", "result"])
+@for_each(
+    "says, streams",
+    [
+        ((), ""),
+        ((), "May I?"),
+        ((_said("May I?"),), ""),
+        ((_said("I refund it.", tool_calls=[_CALL]),), ""),
+        ((_said("I refund it.", tool_calls=[_CALL]), _said("May I?")), ""),
+        ((_said("I refund it.", tool_calls=[_CALL]), None), ""),
+        ((_said("I refund it.", tool_calls=[_CALL]), *[_said("Wait.")] * 4, _said("May I?")), "May I?"),
+        (({"role": "assistant", "content": _OF_ANTHROPIC},), ""),
+        (({"role": "assistant", "content": _OF_ANTHROPIC[:1]},), ""),
+    ],
+    ids=[
+        *("nothing said", "streamed alone", "no call said", "call said", "call said earlier"),
+        *("nothing said after the call", "call said long before"),
+        *("call of another shape", "text of another shape"),
+    ],
+)
+async def test_a_client_knows_the_call_that_it_is_asked_about(
+    chatting: Make, monkeypatch: pytest.MonkeyPatch, says: Any, streams: str, is_approval: bool
+) -> None:
+    monkeypatch.setattr(out_module, "_LOOK_BACK", 2)
+    agent = _Asking(*says, streams=streams, is_approval=is_approval)
+    site = chatting(answer=agent)
+    parts, thread = await _asked(site)
+    assert [part["toolCallId"] for part in _tool_parts(thread)] == ["c"]
+    types = [part["type"] for part in parts]
+    assert types.count("tool-input-available") == 1
+    assert types[-2:] == ["tool-approval-request" if is_approval else "finish-step", "finish"]
+    of_agui = (await site.json("GET", "threads/t/"))["messages"]
+    assert [call["id"] for each in of_agui for call in each.get("toolCalls", ())] == ["c"]
+    texts = [message["content"] for message in says if message is not None]
+    told = "".join(part["text"] for part in thread["messages"][-1]["parts"] if part["type"] == "text")
+    assert told == "".join(text if isinstance(text, str) else text[0]["text"] for text in texts)
+    # The model sees what the agent has said, and nothing else.
+    await _followed(site, _answered(thread))
+    assert agent.histories == [["user"], ["user", *["assistant"] * len(texts)]]
+    (part,) = _tool_parts(await site.json("GET", "threads/t/?format=ai"))
+    assert (part["state"], part["output"]) == ("output-available", "done")
+
+
+@for_each("last", [1, 2, 3])
+async def test_a_model_gets_as_many_messages_as_it_asks_for(chatting: Make, last: int) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            if turn.results:
+                found.extend(message["content"] for message in turn.messages(last))
+                step.end_turn()
+            else:
+                step.wait_for({"c": {"tool_name": "ask"}})
+
+    found: list[str] = []
+    site = chatting(answer=answer)
+    _, thread = await _asked(site)
+    await _followed(site, _answered(thread))
+    assert found == ["Hello"]
+
+
+async def test_a_message_that_waits_for_an_answer_to_a_call_has_no_answer(chatting: Make) -> None:
+    site = chatting(answer=_Asking(_said("May I?")))
+    await _asked(site)
+    parts = await _followed(site, _message("u2", "And?"))
+    # The released client refuses the start of a message without an id.
+    assert parts == [{"type": "finish", "finishReason": "tool-calls"}]
+    assert [each["id"] for each in (await site.json("GET", "threads/t/"))["waiting"]] == ["u2"]
+
+
+async def test_a_message_that_is_withdrawn_has_no_answer(chatting: Make) -> None:
+    site = chatting()
+    response = await site.request("POST", "ai/", _message("u1"))
+    assert (await site.request("DELETE", "threads/t/posts/u1/")).status_code == 204
+    parts = events_of(b"".join([part async for part in response.streaming_content]))
+    assert parts == [{"type": "finish", "finishReason": "stop"}]
+
+
+@for_each("calls", [{}, {"tool_calls": [_CALL]}], ids=["received before the result", "received after it"])
+async def test_what_follows_an_answer_is_shown_although_a_message_waits(
+    chatting: Make, calls: dict[str, Any]
+) -> None:
+    site = chatting(answer=_Asking(_said("May I?", **calls)))
+    _, thread = await _asked(site)
+    await site.post("t", "u2", "And?")
+    body = _answered(thread)
+    # A repeated request finds the next message received, and answered.
+    first, again = await _followed(site, body), await _followed(site, body, is_driven=False)
+    shown = [part["type"] for part in first if part["type"].startswith("tool-")]
+    assert shown == ["tool-approval-response", "tool-output-available"]
+    assert again == first
+    _, own, _, following = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+    assert first[0]["messageId"] == own["id"]
+    assert own["parts"][-1]["output"] == "done"
+    assert [part["text"] for part in following["parts"] if part["type"] == "text"] == ["That is all."]
+
+
+async def test_an_approval_that_needs_two_people_stays_open_after_the_first(chatting: Make) -> None:
+    site = chatting(answer=_Asking(_said("May I?"), approvals=2))
+    _, thread = await _asked(site)
+    body = _answered(thread)
+    for _ in range(2):
+        parts = await _followed(site, body)
+        assert [part["type"] for part in parts] == ["start", "tool-approval-request", "finish"]
+    (part,) = _tool_parts(await site.json("GET", "threads/t/?format=ai"))
+    assert part["state"] == "approval-requested"
