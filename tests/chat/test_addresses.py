@@ -199,6 +199,26 @@ async def test_the_metadata_of_a_ui_message_is_kept(chatting: Make) -> None:
     assert (await site.json("GET", "threads/t/"))["messages"][1]["content"] == "You said Hello."
 
 
+async def test_data_of_a_user_is_stored_and_no_model_sees_it(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        seen.extend(turn.messages())
+        with turn.step() as step:
+            step.end_turn()
+
+    seen: list[Any] = []
+    site = chatting(answer=answer)
+    text, data = {"type": "text", "text": "Here"}, {"type": "data-place", "data": {"city": "Łódź"}}
+    message = {"id": "u1", "role": "user", "parts": [text, data]}
+    for _ in range(2):  # a repeat joins
+        response = await site.request("POST", "ai/", {"id": "t", "messages": [message]})
+        assert response.status_code == 200, response.content
+    await _drive(site)
+    thread = await site.json("GET", "threads/t/?format=ai")
+    assert (thread["title"], thread["messages"]) == ("Here", [message])
+    assert (await site.json("GET", "threads/t/"))["messages"][0]["content"] == [text]
+    assert seen == [{"role": "user", "content": [text]}]
+
+
 async def test_a_thread_begins_with_any_text(chatting: Make) -> None:
     site = chatting()
     for number, text in enumerate(("a\0b", "\ud83d", "")):

@@ -270,6 +270,8 @@ def test_content_that_clients_post_comes_back_as_it_was() -> None:
             {"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,aGk=", "filename": "a"},
             {"type": "text", "text": "See"},
         ],
+        [{"type": "text", "text": "See"}, {"type": "data-place", "id": "p", "data": {"city": "Łódź"}}],
+        [{"type": "data-place", "data": None}],
     ]
     for parts in ai_parts:
         stored = {"role": "user", "id": "u", "content": aisdk.posted(parts)}
@@ -281,6 +283,14 @@ def test_a_model_sees_no_keys_of_the_chat() -> None:
     assert without_own_keys(stored) == {"role": "assistant", "content": "Yes."}
     own = _assistant(reasoning="Mine", chat={"step": 1})
     assert without_own_keys(own) == {"role": "assistant", "content": "Yes.", "reasoning": "Mine"}
+
+
+def test_data_of_a_user_is_for_clients_of_the_ai_sdk_alone() -> None:
+    text = {"type": "text", "text": "See"}
+    content = aisdk.posted([text, {"type": "data-place", "data": {"city": "Łódź"}}])
+    stored = {"role": "user", "id": "u", "content": content}
+    assert agui.messages_of(entries([stored]))[0]["content"] == [text]
+    assert without_own_keys(stored) == {"role": "user", "content": [text]}
 
 
 def test_a_patch_leads_from_one_state_to_the_other() -> None:

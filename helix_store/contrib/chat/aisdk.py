@@ -242,7 +242,9 @@ def _posted_part(part: Any) -> Part:
         else:
             stored = {"type": "file", "file": {"file_data": part["url"]}}
         return {**stored, "media_type": media_type, "ui": part}
-    raise ValueError("expected parts of the types text and file")
+    if isinstance(part.get("type"), str) and part["type"].startswith("data-"):
+        return {"type": part["type"], "ui": part}
+    raise ValueError("expected parts of the types text, file and data")
 
 
 # --- The stream --------------------------------------------------------------------------------------

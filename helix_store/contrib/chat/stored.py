@@ -114,9 +114,14 @@ def called(call: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def without_own_keys(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored message as a model expects it, without the keys that the chat has added."""
+    """Return a stored message as a model expects it, without the keys that the chat has added.
+
+    Data parts of a user's message are for clients, and left out too.
+    """
     own = message.get(OWN)
     left = {key: value for key, value in message.items() if key not in ("id", OWN)}
+    if isinstance(content := left.get("content"), list):
+        left["content"] = [part for part in content if not _is_data(part)]
     if isinstance(own, Mapping) and own.get("reasoning"):
         left.pop("reasoning", None)
     return left
@@ -126,6 +131,10 @@ def is_added(message: Mapping[str, Any]) -> bool:
     """Return whether the chat has added a message, for the calls of a step that has said nothing."""
     own = message.get(OWN)
     return isinstance(own, Mapping) and ADDED in own
+
+
+def _is_data(part: Any) -> bool:
+    return isinstance(part, Mapping) and str(part.get("type", "")).startswith("data-")
 
 
 def entries(messages: Iterable[Mapping[str, Any]], first: int = 0) -> list[Entry]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
 from langgraph.types import Command
 
-from helix_store.contrib.chat.stored import OWN
+from helix_store.contrib.chat.stored import OWN, without_own_keys
 from helix_store.sessions.messages import has_open_calls
 
 __all__ = ["chat_answer"]
@@ -172,7 +172,7 @@ def _unanswered(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if message.get("role") == "user":
             anew = message.get(OWN, {}).get("answer")
             message_id = anew or message.get("id") or f"message-{index + 1}"
-            found.append({**message, "id": message_id, "is_anew": anew is not None})
+            found.append({**without_own_keys(message), "id": message_id, "is_anew": anew is not None})
     return found[::-1]
 
 
