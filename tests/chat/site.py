@@ -37,6 +37,11 @@ def _step(turn: Any, out: Any, history: list[dict[str, Any]]) -> None:
     number = sum(each["role"] == "user" for each in history)
     is_answered = history[-1]["role"] == "tool"
     calls: list[dict[str, Any]] = []
+    if "unsaid" in wish and turn.state.custom_state.get("unsaid") != number:
+        _speak(out.text, "Never mind. ")
+        with turn.step() as step:
+            step.state.custom_state["unsaid"] = number
+        return
     if "think" in wish and not is_answered:
         _speak(out.reasoning, "Let me think about it. ")
     if "agent" in wish and not is_answered:
@@ -73,7 +78,8 @@ def _step(turn: Any, out: Any, history: list[dict[str, Any]]) -> None:
     turn.tokens(model="model-1", prompt=10, completion=5)
     with turn.step() as step:
         message: dict[str, Any] = {"role": "assistant", "content": text if "differ" not in wish else "Else."}
-        step.say({**message, "tool_calls": calls} if calls else message)
+        if not (calls and "mute" in wish):
+            step.say({**message, "tool_calls": calls} if calls else message)
         for call_id, value in results:
             step.say({"role": "tool", "tool_call_id": call_id, "content": json.dumps(value)})
         if "state" in wish:

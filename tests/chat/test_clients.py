@@ -19,6 +19,7 @@ _WISHES = (
     "file data",
     "long think agent",
     "state",
+    "unsaid think weather",
 )
 
 
@@ -49,18 +50,31 @@ def test_a_client_holds_what_is_stored(running: Site, kind: str) -> None:
 def test_a_client_answers_and_continues(running: Site, kind: str) -> None:
     modules, wrong = node_modules(), []
     with Client(modules, running, kind, f"answers-{kind}") as client:
-        for number, approved in enumerate((True, False)):
-            wrong += _different(running, client, client.do("say", id=f"u{number}", text="approve"), "asked")
+        for number, (wish, approved) in enumerate(
+            (("approve", True), ("approve", False), ("approve mute", True))
+        ):
+            wrong += _different(running, client, client.do("say", id=f"u{number}", text=wish), wish)
             (call,) = running.thread(client.thread)["calls"]
             held = client.do("answer", approved=approved, digest=call["digest"], id=call["id"])
-            wrong += _different(running, client, held, f"approved: {approved}")
-        wrong += _different(running, client, client.do("say", id="u3", text="ask think"), "client tool")
-        (call,) = running.thread(client.thread)["calls"]
-        held = client.do("tool", id="x1", call=call["id"], tool="ask", content="yes")
-        wrong += _different(running, client, held, "client tool answered")
-        wrong += _different(running, client, client.do("say", id="u4", text="think fail"), "failed")
-        wrong += _different(running, client, client.do("say", id="u5", text="think"), "after a failure")
+            wrong += _different(running, client, held, f"{wish}, approved: {approved}")
+        for number, wish in enumerate(("ask think", "ask mute", "ask mute silent"), 3):
+            wrong += _different(running, client, client.do("say", id=f"u{number}", text=wish), wish)
+            (call,) = running.thread(client.thread)["calls"]
+            held = client.do("tool", id=f"x{number}", call=call["id"], tool="ask", content="yes")
+            wrong += _different(running, client, held, f"{wish}, answered")
+        wrong += _different(running, client, client.do("say", id="u6", text="think fail"), "failed")
+        wrong += _different(running, client, client.do("say", id="u7", text="think"), "after a failure")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_client_writes_while_a_call_is_open(running: Site) -> None:
+    modules = node_modules()
+    with Client(modules, running, "ai", "open-call") as client:
+        client.do("say", id="u1", text="approve")
+        held = client.do("say", id="u2", text="hello")
+        assert (held["outcome"]["kind"], held["outcome"]["finishReason"]) == ("success", "tool-calls")
+        assert [message["id"] for message in held["messages"][::2]] == ["u1", "u2"]
+        assert [each["id"] for each in running.thread("open-call")["waiting"]] == ["u2"]
 
 
 def test_an_answer_is_made_anew_and_a_message_is_edited(running: Site) -> None:
