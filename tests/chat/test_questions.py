@@ -52,7 +52,7 @@ class _Asking:
             if self.streams:
                 out.text(self.streams)
             if last is not None:
-                step.say(last)
+                step.say(*last if isinstance(last, list) else [last])
             if self.is_approval:
                 step.ask_approval("c", "refund", {"euros": 5}, approvals=self.approvals)
             else:
@@ -115,12 +115,14 @@ def _answered(thread: dict[str, Any], **decision: Any) -> dict[str, Any]:
         ((_said("I refund it.", tool_calls=[_CALL]), _said("May I?")), ""),
         ((_said("I refund it.", tool_calls=[_CALL]), None), ""),
         ((_said("I refund it.", tool_calls=[_CALL]), *[_said("Wait.")] * 4, _said("May I?")), "May I?"),
+        (([_said("I refund it.", tool_calls=[_CALL]), _said("May I?")],), ""),
         (({"role": "assistant", "content": _OF_ANTHROPIC},), ""),
         (({"role": "assistant", "content": _OF_ANTHROPIC[:1]},), ""),
     ],
     ids=[
         *("nothing said", "streamed alone", "no call said", "call said", "call said earlier"),
         *("nothing said after the call", "call said long before"),
+        "text said after the call",
         *("call of another shape", "text of another shape"),
     ],
 )
@@ -137,11 +139,16 @@ async def test_a_client_knows_the_call_that_it_is_asked_about(
     assert types[-2:] == ["tool-approval-request" if is_approval else "finish-step", "finish"]
     of_agui = (await site.json("GET", "threads/t/"))["messages"]
     assert [call["id"] for each in of_agui for call in each.get("toolCalls", ())] == ["c"]
-    texts = [message["content"] for message in says if message is not None]
+    flat = [message for each in says for message in (each if isinstance(each, list) else [each])]
+    texts = [message["content"] for message in flat if message is not None]
     told = "".join(part["text"] for part in thread["messages"][-1]["parts"] if part["type"] == "text")
     assert told == "".join(text if isinstance(text, str) else text[0]["text"] for text in texts)
+    body = _answered(thread)
+    parts = await _followed(site, body)
+    assert [part["delta"] for part in parts if "delta" in part] == ["That is all."]
+    # A repeated request gets the same.
+    assert await _followed(site, body, is_driven=False) == parts
     # The model sees what the agent has said, and nothing else.
-    await _followed(site, _answered(thread))
     assert agent.histories == [["user"], ["user", *["assistant"] * len(texts)]]
     (part,) = _tool_parts(await site.json("GET", "threads/t/?format=ai"))
     assert (part["state"], part["output"]) == ("output-available", "done")
@@ -181,11 +188,20 @@ async def test_a_message_that_is_withdrawn_has_no_answer(chatting: Make) -> None
     assert parts == [{"type": "finish", "finishReason": "stop"}]
 
 
-@for_each("calls", [{}, {"tool_calls": [_CALL]}], ids=["received before the result", "received after it"])
+@for_each(
+    "says, order",
+    [
+        ([_said("May I?")], ["user", "tool"]),
+        ([_said("May I?", tool_calls=[_CALL])], ["tool", "user"]),
+        # The model's call has no result yet, so the message must wait for it.
+        ([_said("May I?", tool_calls=[_CALL]), None], ["tool", "user"]),
+    ],
+    ids=["received before the result", "received after it", "nothing said after the call"],
+)
 async def test_what_follows_an_answer_is_shown_although_a_message_waits(
-    chatting: Make, calls: dict[str, Any]
+    chatting: Make, says: Any, order: list[str]
 ) -> None:
-    site = chatting(answer=_Asking(_said("May I?", **calls)))
+    site = chatting(answer=_Asking(*says))
     _, thread = await _asked(site)
     await site.post("t", "u2", "And?")
     body = _answered(thread)
@@ -194,6 +210,8 @@ async def test_what_follows_an_answer_is_shown_although_a_message_waits(
     shown = [part["type"] for part in first if part["type"].startswith("tool-")]
     assert shown == ["tool-approval-response", "tool-output-available"]
     assert again == first
+    stored = await sync_to_async(site.session("t").messages)()
+    assert [message["role"] for message in stored] == ["user", "assistant", *order, "assistant"]
     _, own, _, following = (await site.json("GET", "threads/t/?format=ai"))["messages"]
     assert first[0]["messageId"] == own["id"]
     assert own["parts"][-1]["output"] == "done"

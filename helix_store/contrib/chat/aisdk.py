@@ -291,11 +291,8 @@ class Parts:
             return
         self.message_id, stored = group.id, group.entries
         self._look_at(entries, calls)
-        start = 0
+        start = self._known_up_to(stored)
         if self._known_calls:
-            for index, entry in enumerate(stored):
-                if any(call.id in self._known_calls for call in entry.calls):
-                    start = index + 1
             for entry in stored[:start]:
                 for call in entry.calls:
                     self._names[call.id] = call.name
@@ -304,6 +301,14 @@ class Parts:
             yield from self._entry(entry)
         if not self._has_ended:
             self._asked |= {id: call for id, call in calls.items() if id not in self._known_calls}
+
+    def _known_up_to(self, stored: Sequence[Entry]) -> int:
+        """Return how many of the messages the client holds: up to the step that asked about its calls."""
+        steps = [_step_of(entry) for entry in stored]
+        for entry in reversed(stored):
+            if not self._known_calls.isdisjoint((*entry.asks, *(call.id for call in entry.calls))):
+                return len(steps) - steps[::-1].index(_step_of(entry))
+        return 0
 
     def _group(self, entries: Sequence[Entry]) -> Group | None:
         """Return the answer, an empty one if it has not begun, or ``None`` if its user's message waits."""

@@ -365,21 +365,23 @@ class Writer:
         show what it is asked.
         """
         self.raise_error()
-        new = self._new_calls(messages, asked)
+        others = _without_calls_of(asked, messages)
+        new = _without_calls_of(others, self._stored_answer()) if others else others
         with self._lock:
             stored, is_shown = [], True
             for message in messages:
                 kept, is_same = self._match(message, results)
                 stored.append(kept)
                 is_shown = is_shown and is_same
-            if new:
-                asking = next((each for each in reversed(stored) if _has_text(each)), None)
-                if asking is None:
-                    asking, is_same = self._match_assistant(
-                        {"role": "assistant", "content": ""}, {"step": self.step_number, ADDED: True}
-                    )
-                    stored.append(asking)
-                    is_shown = is_shown and is_same
+            asking = next((each for each in reversed(stored) if _has_text(each)), None)
+            if asking is None and new:
+                asking, is_same = self._match_assistant(
+                    {"role": "assistant", "content": ""}, {"step": self.step_number, ADDED: True}
+                )
+                stored.append(asking)
+                is_shown = is_shown and is_same
+            if asking is not None and others:
+                asking[OWN]["asks"] = list(others)
                 for call_id, call in new.items():
                     self._add_call(asking, call_id, call)
             is_shown = is_shown and all(said.is_matched for said in self._said)
@@ -387,13 +389,6 @@ class Writer:
             if own and usage:
                 own[-1][OWN]["usage"] = list(usage)
         return stored, is_shown
-
-    def _new_calls(
-        self, messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Mapping[str, Any]]
-    ) -> dict[str, Mapping[str, Any]]:
-        """Return the calls that a step asks about, without those that a message of the answer makes."""
-        new = _without_calls_of(asked, messages)
-        return _without_calls_of(new, self._stored_answer()) if new else new
 
     def _stored_answer(self) -> Sequence[Mapping[str, Any]]:
         """Return the messages of the earlier steps of the answer, newest first."""

@@ -3,9 +3,9 @@
 A stored message has the chat-completions shape. Beside it, a message has an ``id``, ``reasoning`` if the
 agent streamed any, and ``chat``: the number of the step that said it (``step``), the order of its parts if it
 is not the usual one (``parts``), the decision of an approval that a tool's result belongs to (``approval``),
-the tokens (``usage``), true if the agent has not said it and it only has the calls that a step asks about
-(``added``), and for a user's message what the client sent with it (``client``) and the metadata of the UI
-message (``metadata``).
+the tokens (``usage``), the ids of calls that its step asks about and has not made (``asks``), true if the
+chat has added it because the step has said nothing (``added``), and for a user's message what the client sent
+with it (``client``) and the metadata of the UI message (``metadata``).
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Entry:
     step: int | None = None
     approval: Mapping[str, Any] | None = None
     usage: Sequence[Mapping[str, Any]] = ()
+    asks: Sequence[str] = ()
     answer: str | None = None
     metadata: Any = None
 
@@ -128,7 +129,7 @@ def without_own_keys(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_added(message: Mapping[str, Any]) -> bool:
-    """Return whether the chat has added a message, for the calls of a step that has said nothing."""
+    """Return whether the chat has added a message to a step that has said nothing and asks about calls."""
     own = message.get(OWN)
     return isinstance(own, Mapping) and ADDED in own
 
@@ -166,6 +167,7 @@ def entry(message: Mapping[str, Any], number: int) -> Entry:
         pieces=pieces,
         step=own.get("step"),
         usage=own.get("usage", ()),
+        asks=own.get("asks", ()),
     )
 
 
