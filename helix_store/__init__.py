@@ -67,11 +67,14 @@ if TYPE_CHECKING:
     from helix_store.core.types import UsageKind as UsageKind
     from helix_store.core.usage import Budget as Budget
     from helix_store.core.usage import BudgetStatus as BudgetStatus
+    from helix_store.core.usage import TokenCounts as TokenCounts
     from helix_store.core.usage import UsageBucket as UsageBucket
     from helix_store.core.usage import UsageEntry as UsageEntry
     from helix_store.core.usage import UsagePage as UsagePage
     from helix_store.core.usage import UsageRollup as UsageRollup
+    from helix_store.core.usage import UsageSource as UsageSource
     from helix_store.retention import prune_streams as prune_streams
+    from helix_store.sessions.messages import aannounce_due_posts as aannounce_due_posts
     from helix_store.sessions.messages import announce_due_posts as announce_due_posts
     from helix_store.signals import effect_unknown as effect_unknown
     from helix_store.signals import session_answered as session_answered
@@ -137,8 +140,9 @@ _NAMES_BY_HOME: Final = {
         PendingToolCall Run RunStatus SessionHead SessionMode SessionPage SessionState SessionStatus
         StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef Submission
         UsageKind""",
-    "helix_store.core.usage": "Budget BudgetStatus UsageBucket UsageEntry UsagePage UsageRollup",
-    "helix_store.sessions.messages": "announce_due_posts",
+    "helix_store.core.usage": """
+        Budget BudgetStatus TokenCounts UsageBucket UsageEntry UsagePage UsageRollup UsageSource""",
+    "helix_store.sessions.messages": "aannounce_due_posts announce_due_posts",
     "helix_store.signals": """
         effect_unknown session_answered session_expired session_failed session_finished session_posted
         session_ready session_waiting""",

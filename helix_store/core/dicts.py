@@ -126,7 +126,7 @@ class UsageEntryDict(TypedDict, total=False):
     agent_type: str
     sub_session_id: str
     success: bool
-    duration_ms: Duration
+    duration_ms: Duration | None
     type: str
     name: str
     amount: int | float

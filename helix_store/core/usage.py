@@ -112,9 +112,9 @@ class TokenCounts(Serializable):
 class UsageEntry(Serializable):
     """One event with usage. ``timestamp`` is epoch milliseconds. The store sets the ``id`` if it is missing.
 
-    Further fields by ``kind``: ``model`` and ``tokens`` of tokens; ``tool_name``, ``success`` and
-    ``duration_ms`` of a tool; ``agent_type``, ``sub_session_id``, ``success`` and ``duration_ms`` of a
-    sub-agent; ``type``, ``name``, ``amount`` and optionally ``unit`` of a custom entry.
+    Further fields by ``kind``: ``model``, ``tokens`` and optionally ``duration_ms`` of tokens; ``tool_name``,
+    ``success`` and ``duration_ms`` of a tool; ``agent_type``, ``sub_session_id``, ``success`` and
+    ``duration_ms`` of a sub-agent; ``type``, ``name``, ``amount`` and optionally ``unit`` of a custom entry.
 
     Example::
 

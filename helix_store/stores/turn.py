@@ -528,6 +528,7 @@ class Turn(NotCopied, BothContexts):
         model: str,
         prompt: int = 0,
         completion: int = 0,
+        duration: Duration | None = None,
         reasoning: int = 0,
         cached: int = 0,
         cache_write: int = 0,
@@ -539,7 +540,7 @@ class Turn(NotCopied, BothContexts):
         """Record the tokens of a model's answer, with the next step that commits or, without one, at the end.
 
         By default, ``total`` is the sum of ``prompt`` and ``completion``, which include the other counts as
-        in `TokenCounts`.
+        in `TokenCounts`. The ``duration`` of the model's call is a `timedelta` or ms.
         """
         if type(prompt) is not int or type(completion) is not int:
             validation.arguments(_COUNTED, prompt=prompt, completion=completion)
@@ -553,12 +554,16 @@ class Turn(NotCopied, BothContexts):
             audio_completion=audio_completion,
             total=prompt + completion if total is None else total,
         )
-        self._spend(UsageKind.TOKENS, model=model, tokens=counts, cost_usd=cost_usd)
+        took = None if duration is None else validation.milliseconds(duration, "duration")
+        self._spend(UsageKind.TOKENS, model=model, tokens=counts, duration_ms=took, cost_usd=cost_usd)
 
     def tool(self, name: str, success: bool, duration: Duration) -> None:
         """Record a tool call and its duration (a `timedelta` or ms), as `tokens` does. Safe in any thread."""
         duration_ms = validation.milliseconds(duration, "duration")
         self._spend(UsageKind.TOOL, tool_name=name, success=success, duration_ms=duration_ms)
+
+    atokens = async_twin(tokens)
+    atool = async_twin(tool)
 
     def _spend(self, kind: UsageKind, **own: Any) -> None:
         if self._is_at_rest:
