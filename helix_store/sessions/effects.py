@@ -23,7 +23,7 @@ from helix_store.core.approvals import ApprovedCall, digest_of
 from helix_store.core.effects import Effect, EffectState, effect_key
 from helix_store.core.moments import as_utc
 from helix_store.core.payloads import decode, decode_optional, encode
-from helix_store.core.types import TERMINAL_STATUSES
+from helix_store.core.types import TERMINAL_STATUSES, Run
 from helix_store.core.validation import Guard
 from helix_store.engine.database import Call, DatabaseOperations, Rows, writes
 from helix_store.engine.expressions import update_row
@@ -54,7 +54,13 @@ from helix_store.models import Effect as EffectRow
 from helix_store.models import EffectState as StoredState
 from helix_store.sessions.locking import missing_session, session_key, touch_session
 from helix_store.sessions.messages import waits_for_answer
-from helix_store.sessions.statements import FENCE, FENCE_HOLDS, SESSION_BY_ID, session_by_id
+from helix_store.sessions.statements import (
+    EXCEPTION_BEGINS,
+    FENCE,
+    FENCE_HOLDS,
+    SESSION_BY_ID,
+    session_by_id,
+)
 from helix_store.sessions.tool_calls import StoredDecision, ToolCalls, owner_of, without_used
 from helix_store.signals import announce, session_answered
 
@@ -115,6 +121,15 @@ class StoredEffect(NamedTuple):
     def state_as_read(self) -> EffectState:
         is_gone = self.state == StoredState.STARTED and not self.is_held
         return "unknown" if is_gone else self.state  # type: ignore[return-value]
+
+    def is_decided_after(self, run: Run) -> bool:
+        """Return whether it was decided after the run, or during the run by somebody else."""
+        if self.state not in (StoredState.DONE, StoredState.NOT_DONE) or self.ended_at is None:
+            return False
+        is_of_another = self.run_id is not None and self.run_id != run.run_id
+        is_settled = is_of_another or (self.error or "").startswith(EXCEPTION_BEGINS)
+        after = run.started_at if is_settled else run.ended_at
+        return after is not None and self.ended_at > after
 
     def value(self, tenant: str) -> Effect:
         ended_at = None if self.ended_at is None else as_utc(self.ended_at)
