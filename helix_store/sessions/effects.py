@@ -11,7 +11,8 @@ session or on the row of the effect. If it changes nothing, the portable form lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
@@ -41,6 +42,8 @@ from helix_store.engine.statement import (
 )
 from helix_store.exceptions import (
     ConflictError,
+    FencedOutError,
+    HelixStoreError,
     IdempotencyConflict,
     IntegrityFault,
     InvalidPayload,
@@ -121,6 +124,14 @@ class StoredEffect(NamedTuple):
     def state_as_read(self) -> EffectState:
         is_gone = self.state == StoredState.STARTED and not self.is_held
         return "unknown" if is_gone else self.state  # type: ignore[return-value]
+
+    def is_same_attempt(self, other: StoredEffect | None) -> bool:
+        """Return whether the other row is of the same attempt in the same state."""
+        return other is not None and (other.attempt, other.state, other.fencing_token) == (
+            self.attempt,
+            self.state,
+            self.fencing_token,
+        )
 
     def is_decided_after(self, run: Run) -> bool:
         """Return whether it was decided after the run, or during the run by somebody else."""
@@ -237,6 +248,24 @@ def require_no_approval(effect_id: str, calls: ToolCalls, *, has_decisions: bool
 
 def too_many(limit: int) -> LimitExceeded:
     return LimitExceeded(name="max_effects", limit=limit, actual=limit + 1)
+
+
+class _LateEndError(FencedOutError, ConflictError):
+    """A newer holder has the lock, and this attempt was settled or made again."""
+
+    def __init__(self, error: FencedOutError, effect_id: str) -> None:
+        HelixStoreError.__init__(self, f"{error} {not_current(effect_id)}", **error.attributes)
+
+
+@contextmanager
+def ending(of: StoredEffect, stored: Callable[[], StoredEffect | None]) -> Iterator[None]:
+    """Make the error of a lost lock a conflict too, if the stored effect is another attempt or decided."""
+    try:
+        yield
+    except FencedOutError as error:
+        if of.is_same_attempt(stored()):
+            raise
+        raise _LateEndError(error, of.effect_id) from error
 
 
 def not_current(effect_id: str) -> ConflictError:
@@ -748,22 +777,24 @@ class DatabaseEffects(DatabaseOperations):
             touch_session(self.db, session_id)
             effect = self._entry(parameters).effect
             if effect is None or recorded_value(effect.call_ids, call_id) is None:
-                self._end_locked(session_id, parameters, guard, call_id)
+                self._end_locked(end.of, parameters, guard, call_id)
 
         self.db.write_once(
             END[guard.fencing_token is not None],
             parameters,
             lambda row: None,
-            otherwise=partial(self._end_locked, session_id, parameters, guard),
+            otherwise=partial(self._end_locked, end.of, parameters, guard),
             look_first=look_first,
             operation_id=end.of.effect_id,
         )
 
     @writes
-    def _end_locked(self, session_id: str, parameters: dict[str, Any], guard: Guard, call_id: str) -> None:
-        key = touch_session(self.db, session_id, guard).pk
+    def _end_locked(self, of: StoredEffect, parameters: dict[str, Any], guard: Guard, call_id: str) -> None:
+        session_id = parameters["session_id"]
+        with ending(of, lambda: self._entry(parameters).effect):
+            key = touch_session(self.db, session_id, guard).pk
         if not self.db.execute(END_LOCKED, {**parameters, "key": key, "call_id": call_id}):
-            raise not_current(parameters["effect_id"])
+            raise not_current(of.effect_id)
 
     @writes
     def settle(self, session_id: str, settlement: Settlement) -> bool:

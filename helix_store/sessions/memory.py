@@ -61,6 +61,7 @@ from helix_store.sessions.effects import (
     StoredEffect,
     approved_text,
     can_go_on,
+    ending,
     entered_known,
     new_effect,
     not_current,
@@ -927,15 +928,15 @@ class MemoryEffects(MemoryOperations):
             return Entered(Outcome.BEGUN, new)
 
     def end(self, session_id: str, end: End, guard: Guard) -> None:
-        with self._scope.writing(session_id, guard) as draft:
-            stored, of = draft.effects.get(end.of.effect_id), end.of
-            if stored is None or (stored.attempt, stored.state, stored.fencing_token) != (
-                of.attempt,
-                of.state,
-                of.fencing_token,
-            ):
+        of = end.of
+
+        def stored() -> StoredEffect | None:
+            return self._scope.require(session_id).effects.get(of.effect_id)
+
+        with ending(of, stored), self._scope.writing(session_id, guard) as draft:
+            if not of.is_same_attempt(stored()):
                 raise not_current(of.effect_id)
-            draft.effects[of.effect_id] = stored._replace(
+            draft.effects[of.effect_id] = draft.effects[of.effect_id]._replace(
                 state=end.state, result=end.result, error=end.error, ended_at=moments.now()
             )
 
