@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import override_settings
 
@@ -433,3 +434,13 @@ def test_a_user_is_forgotten_as_the_author_of_posts(store: DatabaseStateStore) -
     ]
     assert posts[1].post_id == waiting.post_id
     assert store.receive_posts("of-bob") == [other.message]
+
+
+def test_a_django_user_is_forgotten_as_the_author_of_posts(store: DatabaseStateStore) -> None:
+    store.create_session("of-bob", agent_type="agent", user_id="bob")
+    for key in (7, 77):
+        message = {"role": "user", "content": f"from {key}"}
+        store.post_message("of-bob", message, author=User(pk=key, username=f"user {key}"))
+    assert erase(using=store.alias, user_id="7").changed == {"post": 1}
+    posts = store.list_posts("of-bob", states=("waiting", "withdrawn")).items
+    assert [(post.author, post.state) for post in posts] == [(None, "withdrawn"), ("user:77", "waiting")]
