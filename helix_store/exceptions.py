@@ -374,6 +374,7 @@ class EffectUnknown(TurnInterrupted):
     effect_id: str
     tool_name: str
     started_at: datetime
+    _session_id: str | None = None
 
     def __init__(self, effect_id: str, tool_name: str, started_at: datetime) -> None:
         named = f" ({tool_name})" if tool_name else ""

@@ -701,13 +701,17 @@ class Turn(NotCopied, BothContexts):
         if self._lock is None or self._has_left:
             return False
         self._has_left = True
+        own = self._interrupt
+        if own is None and isinstance(error, EffectUnknown) and error._session_id == self.session.id:
+            # An effect of the handle, which has announced it.
+            self._interrupt = error
         is_quiet = error is not None and error is self._interrupt
         try:
             self._leave(None if is_quiet else error)
         finally:
             self._release(self._lock)
-            if isinstance(self._interrupt, EffectUnknown):
-                self.session._stores.announce_unknown(self.session.id, self._interrupt.effect_id)
+            if isinstance(own, EffectUnknown):
+                self.session._stores.announce_unknown(self.session.id, own.effect_id)
         return is_quiet
 
     def _leave(self, error: BaseException | None) -> None:

@@ -17,6 +17,7 @@ from helix_store import (
     InMemoryStore,
     NoOpLockManager,
     NotSupportedOnBackend,
+    SessionHandle,
     TurnInterrupted,
 )
 from helix_store.signals import effect_unknown, session_answered
@@ -105,6 +106,21 @@ def test_a_caller_may_catch_it_but_the_turn_is_over(own_world: World) -> None:
             with pytest.raises(TurnInterrupted) as again:
                 call()
             assert again.value is unknown.value
+
+
+def test_an_unknown_effect_of_the_handle_ends_the_sessions_own_turn_quietly(own_world: World) -> None:
+    session = own_world.new_session()
+    leave_started(own_world)
+    with heard(effect_unknown) as told, own_world.turn(session), session.effect("pay"):
+        pytest.fail("the block ran")
+    run = own_world.own.list_runs("session")[0]
+    assert (run.status, run.completion_reason) == ("interrupted", "effect:pay")
+    assert [each["effect_id"] for each in told] == ["pay"]
+    own_world.own.create_session("other", agent_type="agent")
+    others = SessionHandle(own_world.store, "other")
+    with pytest.raises(EffectUnknown), own_world.turn(others), session.effect("pay"):
+        pytest.fail("the block ran")
+    assert own_world.own.list_runs("other")[0].status == "failed"
 
 
 @for_each("options", [{"retry": True}, {"reconcile": lambda effect: effect.not_done()}])
