@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from helix_store.core.contracts import LockManager as LockManager
     from helix_store.core.contracts import StateStore as StateStore
     from helix_store.core.contracts import UsageStore as UsageStore
+    from helix_store.core.dicts import MessageDict as MessageDict
+    from helix_store.core.dicts import StagedChangesDict as StagedChangesDict
+    from helix_store.core.dicts import ToolCallDict as ToolCallDict
+    from helix_store.core.dicts import UsageEntryDict as UsageEntryDict
     from helix_store.core.effects import Effect as Effect
     from helix_store.core.effects import EffectPage as EffectPage
     from helix_store.core.ids import new_id as new_id
@@ -129,6 +133,7 @@ _NAMES_BY_HOME: Final = {
     "helix_store.conf": "sqlite_options",
     "helix_store.core.approvals": "ApprovedCall call_digest",
     "helix_store.core.contracts": "LockManager StateStore UsageStore",
+    "helix_store.core.dicts": "MessageDict StagedChangesDict ToolCallDict UsageEntryDict",
     "helix_store.core.effects": "Effect EffectPage",
     "helix_store.core.ids": "new_id",
     "helix_store.core.limits": "Limits",

@@ -54,7 +54,7 @@ from helix_store.sessions.statements import MESSAGES, NEWEST_MESSAGES
 from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.signals import announce, session_posted
 
-__all__ = ["announce_due_posts"]
+__all__ = ["aannounce_due_posts", "announce_due_posts"]
 
 
 _ROWS_PER_STATEMENT = 1_000
