@@ -436,7 +436,7 @@ class PatchError(HelixStoreError):
     op: str
     reason: str
 
-    def __init__(self, *, index: int, op: str, reason: str) -> None:
+    def __init__(self, index: int, op: str, reason: str) -> None:
         super().__init__(
             f"Patch operation {index} ({op}) cannot be applied: {reason}; nothing was changed.",
             index=index,
