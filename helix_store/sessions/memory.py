@@ -65,6 +65,7 @@ from helix_store.sessions.effects import (
     entered_known,
     new_effect,
     not_current,
+    require_attempt,
     require_no_approval,
     started_again,
     too_many,
@@ -897,6 +898,12 @@ def _tree_of(record: SessionRecord) -> str:
     return record.columns["root_session_id"] or record.session_id
 
 
+def _require_attempt(record: SessionRecord, intent: Intent) -> None:
+    request = record.interrupt
+    asked = (None, None, None) if request is None else (request.kind, request.reason, request.run_id)
+    require_attempt(intent, record.columns["status"], *asked)
+
+
 class MemoryEffects(MemoryOperations):
     def enter(self, session_id: str, intent: Intent, guard: Guard) -> Entered:
         with self._scope.writing(session_id, guard) as draft:
@@ -909,9 +916,11 @@ class MemoryEffects(MemoryOperations):
             if known is not None:
                 outcome, known = entered_known(known, intent, calls, decisions, is_own=is_own)
                 if outcome is Outcome.BEGUN:
+                    _require_attempt(draft, intent)
                     known = started_again(known, intent, token=guard.fencing_token, at=moments.now())
                     draft.effects[intent.effect_id] = known
                 return Entered(outcome, known)
+            _require_attempt(draft, intent)
             if len(draft.effects) >= self._scope.limits.max_effects:
                 raise too_many(self._scope.limits.max_effects)
             given, approved = intent.call, None

@@ -54,6 +54,7 @@ from helix_store.exceptions import (
     shown_id,
 )
 from helix_store.locks import Lock, are_same_locks
+from helix_store.sessions.effects import Entered
 from helix_store.sessions.state import loaded_of
 from helix_store.sessions.steps import OpenedStep, StepWrite
 from helix_store.stores.effect import OpenEffect, described_error
@@ -509,7 +510,9 @@ class Turn(NotCopied, BothContexts):
         interrupt does. With ``retry``, the call is made again instead, which is right if the service honours
         the idempotency key `Effect.key`. ``reconcile`` is called with the effect before; it asks the service,
         and calls `done` or `not_done`. With ``approval``, ``effect_id`` is the id of an approved call, whose
-        approval this effect uses. Raises `ConflictError` if the turn is not active, and in a transaction.
+        approval this effect uses. Entering raises `TurnInterrupted` if somebody asked the session to stop,
+        and `ConflictError` if the turn is not active, if the session was ended elsewhere, and in a
+        transaction.
         """
         self._required_run()
         return _TurnEffect(
@@ -996,6 +999,13 @@ class _TurnEffect(OpenEffect):
         with turn._mutex:
             if turn._effects.setdefault(self.id, self) is not self:
                 raise ConflictError(f"Another thread of this turn attempts the effect {shown_id(self.id)}.")
+
+    def _entered(self, *, may_retry: bool) -> Entered:
+        try:
+            return super()._entered(may_retry=may_retry)
+        except TurnInterrupted as interrupt:
+            self._turn._stop(interrupt)
+            raise
 
     def _end(self) -> None:
         with self._turn._mutex:
