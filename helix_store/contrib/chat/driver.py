@@ -193,6 +193,7 @@ class Driver:
         try:
             turn.writer.begin()
             if is_async(self._answer):
+                turn.load_client()
                 async_to_sync(self._answer)(turn, out)
             else:
                 self._answer(turn, out)

@@ -47,6 +47,7 @@ __all__ = [
     "Look",
     "Standing",
     "Thread",
+    "client_of",
     "give_answers",
     "is_known",
     "load_thread",
@@ -318,12 +319,17 @@ def give_answers(
 def newest_client(store: Store, session_id: str) -> dict[str, Any]:
     """Return what the client sent with the newest message of a user, or with an answer to a call after it."""
     message = _newest_of_user(store, session_id)
-    own = message.get(OWN)
-    client = own.get("client", {}) if isinstance(own, dict) else {}
+    client = client_of(message)
     kept = _client_of_answers(store, session_id).get(_CLIENT)
     if kept is not None and kept.payload["after"] == _answer_of(message):
-        client = kept.payload["client"]
-    return dict(client)
+        client = dict(kept.payload["client"])
+    return client
+
+
+def client_of(message: Message) -> dict[str, Any]:
+    """Return what the client sent with a user's message."""
+    own = message.get(OWN)
+    return dict(own.get("client", {})) if isinstance(own, dict) else {}
 
 
 def _keep_client(store: Store, session_id: str, client: Mapping[str, Any]) -> None:
