@@ -285,9 +285,9 @@ class Views:
             actor=who.actor,
             client=client,
         )
-        if begun is not None:
+        if begun is not None and post is not None:
             return new_thread(begun, post)
-        is_waiting = post.state == "waiting" and joined is None
+        is_waiting = post is not None and post.state == "waiting" and joined is None
         return join(who.store, session_id, standing=Standing.DUE if is_waiting else None)
 
     def _stream(
@@ -415,7 +415,7 @@ class Views:
                 actor=who.actor,
                 client={},
             )
-            return str(post.state)
+            return "received" if post is None else str(post.state)
 
         state = await _in_thread(write)
         return _json({"id": message.id, "state": state}, status=HTTPStatus.CREATED)
