@@ -508,8 +508,9 @@ def rewind_and_post(
     """Rewind a thread to before a user's message, post it anew, and return its id. Safe to repeat.
 
     Without ``edited``, the message stays as it was: the answer to it is made anew. ``before`` is then the id
-    of the answer, or ``None`` for the last one. With ``edited``, it is the id of the message. A message that
-    waits is withdrawn. A run is interrupted, because what it says would be taken back.
+    of the message or of the answer, or ``None`` for the last one. With ``edited``, it is the id of the
+    message. A message that waits is withdrawn. A run is interrupted, because what it says would be taken
+    back, unless it makes this answer already.
     """
     content = None if edited is None else edited.content
     post = None if edited is None else _waiting_post(store, session_id, before)
@@ -526,16 +527,23 @@ def rewind_and_post(
         messages = _messages(store, session_id)
         return messages, _index_of(store, session_id, messages, before, content, is_locked=is_locked)
 
+    def joined() -> str:
+        return str(before) if edited is not None else _message_to_join(store, session_id, messages, before)
+
     messages, index = found(is_locked=False)
     if index is None:
-        return str(before) if edited is not None else _newest_message(store, session_id, messages)
+        return joined()
+    answer = _answer_of(messages[index])
     if standing_of(store, session_id) is Standing.RUNNING:
+        if edited is None and index == _users_in(messages)[-1]:
+            # The thread was at rest, so another request has had this answer made anew.
+            return joined()
         _interrupt(store, session_id, "rewound")
     with store.locks.wait_acquire(session_id, timeout_ms=_PATIENCE_MS) as lock:
         # Another request may have rewound the thread before this one had the lock.
         messages, index = found(is_locked=True)
-        if index is None:
-            return str(before) if edited is not None else _newest_message(store, session_id, messages)
+        if index is None or (edited is None and _answer_of(messages[index]) != answer):
+            return joined()
         new = _made_anew(messages[index], edited, client, seed=[before, index])
         with transaction.atomic(using=store.alias):
             _rewind(store, session_id, messages, index, token=lock.fencing_token)
@@ -576,10 +584,10 @@ def _index_of(
 
     If this request has the lock of the thread (``is_locked``), nobody else drives it.
     """
-    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
-    found = [index for index in users if messages[index]["id"] == before]
-    if content is not None or found:
-        if not found:
+    users = _users_in(messages)
+    named = [index for index in users if messages[index]["id"] == before]
+    if content is not None:
+        if not named:
             if _waiting_post(store, session_id, before) is not None:
                 return None
             raise Refusal(
@@ -588,8 +596,11 @@ def _index_of(
                 "The thread has no such message.",
                 path="/messageId",
             )
-        return None if messages[found[-1]].get("content") == content else found[-1]
-    if before is None:
+        return None if messages[named[-1]].get("content") == content else named[-1]
+    if named and named[-1] != users[-1]:
+        return named[-1]
+    if named or before is None:
+        # A repeat finds that the last message is being answered.
         look = look_at(store, session_id)
         is_at_work = bool(look.arrived) if is_locked else look.standing is not Standing.RESTING
         return None if is_at_work or not users else users[-1]
@@ -597,6 +608,10 @@ def _index_of(
         if group.id == before and group.after:
             return max(index for index in users if messages[index]["id"] == group.after)
     return None
+
+
+def _users_in(messages: Sequence[Message]) -> list[int]:
+    return [index for index, message in enumerate(messages) if message.get("role") == "user"]
 
 
 def is_known(store: Store, session_id: str, message_id: str) -> bool:
@@ -611,12 +626,13 @@ def _waiting_post(store: Store, session_id: str, message_id: str | None) -> Post
     return next((post for post in posts if (post.message or {}).get("id") == message_id), None)
 
 
-def _newest_message(store: Store, session_id: str, messages: Sequence[Message]) -> str:
+def _message_to_join(store: Store, session_id: str, messages: Sequence[Message], before: str | None) -> str:
+    """Return the id of the user's message whose answer a repeat follows: by default, the newest one."""
     posts = [post.message for post in _waiting_posts(store, session_id) if post.message is not None]
-    users = [message for message in (*messages, *posts) if message.get("role") == "user"]
+    users = [str(message["id"]) for message in (*messages, *posts) if message.get("role") == "user"]
     if not users:
         refuse("/messageId", "the thread has no message of a user")
-    return str(users[-1]["id"])
+    return before if before in users else users[-1]
 
 
 def _rewind(store: Store, session_id: str, messages: Sequence[Message], keep: int, *, token: int) -> None:
