@@ -268,6 +268,16 @@ async def test_a_thread_is_listed_renamed_and_deleted(chatting: Make) -> None:
     assert (await site.request("GET", "threads/t2/")).status_code == 404
 
 
+async def test_a_long_title_is_shortened_when_a_thread_begins(chatting: Make) -> None:
+    site = chatting(title=lambda message: message["content"] * 3_000)
+    await site.post("t", "u1", "Łó")
+    title = (await site.json("GET", "threads/t/"))["title"]
+    assert title.startswith("ŁóŁó")
+    assert 4_090 < len(title.encode()) <= 4_096
+    # A title that a person has chosen is theirs to shorten.
+    assert (await site.request("PATCH", "threads/t/", {"title": "Ł" * 3_000})).status_code == 413
+
+
 async def test_a_waiting_message_is_listed_and_withdrawn(chatting: Make) -> None:
     site = chatting()
     await site.post("t", "u1")
