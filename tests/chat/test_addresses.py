@@ -75,7 +75,8 @@ async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
         ("GET", "agui/unknown/", None, 404, ""),
         ("POST", "ai/", {"messages": [user]}, 400, "/id"),
         ("POST", "ai/", {"id": "a/b", "messages": [user]}, 400, "/id"),
-        ("POST", "ai/", {"id": "t", "messages": []}, 400, "/messages/-1"),
+        ("POST", "ai/", {"id": "t", "messages": []}, 400, "/messages"),
+        ("POST", "ai/", {"id": "t", "messages": ["?"]}, 400, "/messages/0"),
         ("POST", "ai/", {"id": "t", "messages": [user], "trigger": "?"}, 400, "/trigger"),
         ("POST", "ai/", {"id": "t", "message": {**user, "id": ""}}, 400, "/message/id"),
         ("POST", "ai/", {"id": "t", "message": {**user, "parts": []}}, 400, "/message/parts"),
@@ -121,7 +122,8 @@ async def test_who_may_use_a_chat(chatting: Make) -> None:
         if response.status_code != status:
             wrong[may] = response.status_code
         if status == 429:
-            assert response.headers["Retry-After"] == "7"
+            # A client that comes back after 7 seconds is refused again.
+            assert response.headers["Retry-After"] == "8"
     assert not wrong
     assert (await site.request("GET", "threads/", owner=None)).status_code == 401
 

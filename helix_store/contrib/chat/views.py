@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -160,7 +161,7 @@ class Views:
         if answer is True:
             return
         if isinstance(answer, int | float) and answer is not False:
-            seconds = max(1, round(answer))
+            seconds = max(1, math.ceil(answer))
             message = f"Too many requests; try again in {seconds} seconds."
             headers = {"Retry-After": str(seconds)}
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too_many_requests", message, headers=headers)
