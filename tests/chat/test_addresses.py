@@ -326,6 +326,36 @@ async def test_an_approval_is_answered_with_its_digest(chatting: Make) -> None:
     assert (await site.json("GET", "threads/t/"))["messages"][-1]["content"] == "300"
 
 
+@pytest.mark.parametrize("owner", ["ann", "user:7"])
+async def test_an_owner_of_any_text_answers_unless_it_is_the_requester(chatting: Make, owner: str) -> None:
+    """Text in the stored form of a Django user is not taken for one."""
+
+    def answer(turn: Any, out: Any) -> None:
+        requester = {"own": turn.state.user_id, "others": "bob"}[turn.messages()[-1]["content"]]
+        with turn.step() as step:
+            step.ask_approval("c", "refund", {}, requester=requester)
+
+    site = chatting(answer=answer)
+    wrong = {}
+    for thread, status in (("own", 403), ("others", 200)):
+        posted = {"id": "u1", "content": thread}
+        response = await site.request("POST", f"threads/{thread}/posts/", posted, owner=owner)
+        assert response.status_code == 201, response.content
+        await sync_to_async(site.drive)(thread, owner)
+        (call,) = (await site.json("GET", f"threads/{thread}/", owner=owner))["calls"]
+        given = {"approved": True, "digest": call["digest"]}
+        response = await site.request("POST", f"threads/{thread}/calls/c/", given, owner=owner)
+        if response.status_code != status:
+            wrong[thread] = response.content
+    assert wrong == {}
+    session = site.session("others", owner)
+    states = ("waiting", "received")
+    (post,) = (await sync_to_async(site.store.sessions.list_posts)(session.id, states=states)).items
+    call = (await sync_to_async(session.load)()).pending_client_tool_calls["c"]
+    actor = "owner:user:7" if owner == "user:7" else owner
+    assert (post.author, call["actors"]) == (actor, [actor])
+
+
 async def test_a_thread_that_has_ended_is_gone(chatting: Make) -> None:
     def answer(turn: Any, out: Any) -> None:
         with turn.step() as step:

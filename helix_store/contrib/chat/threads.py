@@ -22,6 +22,7 @@ from helix_store import (
     IdempotencyConflict,
     InvalidPayload,
     Message,
+    NotPermitted,
     Post,
     Run,
     RunStatus,
@@ -366,6 +367,9 @@ def give_answers(
         approval_id = call.get("approval_id")
         if (approval_id is None) != (answer.approved is None):
             continue
+        if call.get("requester") is not None and call["requester"] == state.user_id:
+            # The owner of a thread answers in it, whatever the name of the actor is.
+            raise NotPermitted(answer.call_id, "requester")
         if client and not has_new:
             # Before the answer, because the next turn may begin as soon as that is stored.
             _keep_client(store, state.session_id, client)

@@ -64,6 +64,7 @@ from helix_store.contrib.chat.threads import (
     stop_thread,
     withdraw,
 )
+from helix_store.core.approvals import USER
 from helix_store.engine.async_twins import is_async
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import read_cursor, write_cursor
@@ -151,7 +152,8 @@ class Views:
         if runs:
             await self._require_permission(request)
         owner = str(owner)
-        return _Who(store=self._chat.store(tenant), owner=owner, actor=owner if user is None else user)
+        actor = _actor(owner) if user is None else user
+        return _Who(store=self._chat.store(tenant), owner=owner, actor=actor)
 
     async def _require_permission(self, request: HttpRequest) -> None:
         may_run = self._chat._may_run
@@ -467,6 +469,14 @@ async def _user_of(request: HttpRequest) -> Any:
         user = None if auser is None else await auser()
         return user if user is not None and user.is_authenticated else None
     return await _in_thread(lambda: request.user if request.user.is_authenticated else None)
+
+
+def _actor(owner: str) -> str:
+    """Return the name under which an owner who is not a Django user posts and answers.
+
+    Text in the stored form of a Django user would impersonate that user.
+    """
+    return f"owner:{owner}" if owner.startswith(USER) else owner
 
 
 async def _asked(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Any:
