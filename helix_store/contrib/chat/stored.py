@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -38,6 +39,7 @@ __all__ = [
 PieceKind = Literal["text", "reasoning", "call", "file", "data", "agent"]
 
 OWN: Final = "chat"
+_GIVEN: Final = re.compile(r"message-[0-9]+|post-.+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +143,7 @@ def id_of_post(post_id: str) -> str:
 
 def may_be_given(message_id: str) -> bool:
     """Return whether `id_at` or `id_of_post` may have given this id."""
-    return message_id.startswith(("message-", "post-"))
+    return _GIVEN.fullmatch(message_id) is not None
 
 
 def entries(messages: Iterable[Mapping[str, Any]], first: int = 0) -> list[Entry]:
