@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from helix_store.core.contracts import LockManager as LockManager
     from helix_store.core.contracts import StateStore as StateStore
     from helix_store.core.contracts import UsageStore as UsageStore
+    from helix_store.core.dicts import MessageDict as MessageDict
+    from helix_store.core.dicts import StagedChangesDict as StagedChangesDict
+    from helix_store.core.dicts import ToolCallDict as ToolCallDict
+    from helix_store.core.dicts import UsageEntryDict as UsageEntryDict
     from helix_store.core.effects import Effect as Effect
     from helix_store.core.effects import EffectPage as EffectPage
     from helix_store.core.ids import new_id as new_id
@@ -67,11 +71,14 @@ if TYPE_CHECKING:
     from helix_store.core.types import UsageKind as UsageKind
     from helix_store.core.usage import Budget as Budget
     from helix_store.core.usage import BudgetStatus as BudgetStatus
+    from helix_store.core.usage import TokenCounts as TokenCounts
     from helix_store.core.usage import UsageBucket as UsageBucket
     from helix_store.core.usage import UsageEntry as UsageEntry
     from helix_store.core.usage import UsagePage as UsagePage
     from helix_store.core.usage import UsageRollup as UsageRollup
+    from helix_store.core.usage import UsageSource as UsageSource
     from helix_store.retention import prune_streams as prune_streams
+    from helix_store.sessions.messages import aannounce_due_posts as aannounce_due_posts
     from helix_store.sessions.messages import announce_due_posts as announce_due_posts
     from helix_store.signals import effect_unknown as effect_unknown
     from helix_store.signals import session_answered as session_answered
@@ -126,6 +133,7 @@ _NAMES_BY_HOME: Final = {
     "helix_store.conf": "sqlite_options",
     "helix_store.core.approvals": "ApprovedCall call_digest",
     "helix_store.core.contracts": "LockManager StateStore UsageStore",
+    "helix_store.core.dicts": "MessageDict StagedChangesDict ToolCallDict UsageEntryDict",
     "helix_store.core.effects": "Effect EffectPage",
     "helix_store.core.ids": "new_id",
     "helix_store.core.limits": "Limits",
@@ -137,8 +145,9 @@ _NAMES_BY_HOME: Final = {
         PendingToolCall Run RunStatus SessionHead SessionMode SessionPage SessionState SessionStatus
         StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef Submission
         UsageKind""",
-    "helix_store.core.usage": "Budget BudgetStatus UsageBucket UsageEntry UsagePage UsageRollup",
-    "helix_store.sessions.messages": "announce_due_posts",
+    "helix_store.core.usage": """
+        Budget BudgetStatus TokenCounts UsageBucket UsageEntry UsagePage UsageRollup UsageSource""",
+    "helix_store.sessions.messages": "aannounce_due_posts announce_due_posts",
     "helix_store.signals": """
         effect_unknown session_answered session_expired session_failed session_finished session_posted
         session_ready session_waiting""",

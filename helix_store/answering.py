@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from django.core import signing
-from django.core.exceptions import ImproperlyConfigured
 from django.urls import reverse
 
 from helix_store import conf
@@ -24,6 +24,8 @@ from helix_store.models import Session
 from helix_store.sessions.tool_calls import ToolCalls, current_call
 
 __all__ = ["aanswer_url", "answer_url"]
+
+_logger = logging.getLogger(__name__)
 
 _SALT: Final = "helix_store.answering"
 
@@ -60,11 +62,14 @@ def answer_url(
     ``session_id`` is the session that owns the call, ``actor`` a Django user. The path works for that user
     alone, until the call is answered or changes, and at most for the duration ``expires``. One query. Raises
     `SessionNotFound`, `NotFoundError` for an unknown call, `ConflictError` for an answered one, and
-    `InvalidPayload` for any other actor and for a call that asks for a result. Raises
-    `ImproperlyConfigured` unless the setting ``ANSWER_PAGES`` is true.
+    `InvalidPayload` for any other actor and for a call that asks for a result. The page is served where the
+    setting ``ANSWER_PAGES`` is true; without it here, a warning is logged.
     """
     if not conf.answer_pages():
-        raise ImproperlyConfigured('Set HELIX_STORE["ANSWER_PAGES"] to True to serve answer pages.')
+        _logger.warning(
+            'HELIX_STORE["ANSWER_PAGES"] is False here. The link is 404 unless the process that serves it '
+            "has the setting."
+        )
     user_key = getattr(actor, "pk", None)
     if user_key is None or not hasattr(actor, "get_username"):
         raise InvalidPayload(path="actor", reason="expected a Django user that is stored")

@@ -535,9 +535,10 @@ class DatabaseBudgets(DatabaseOperations):
         created_at = at if row is None else row.created_at
         self._rows.filter(name=definition.name).delete()
         counters = _counters_of(self.db, definition.name)
-        if row is not None and (row.scope, row.value) == (definition.scope, definition.value):
-            # Steps that have begun still spend what they hold.
-            counters = counters.exclude(period=_HOLDER)
+        if row is not None and row.scope == definition.scope:
+            # Steps that have begun still spend what they hold, where the budget still applies.
+            applies = {"value": definition.value} if definition.value else {}
+            counters = counters.exclude(period=_HOLDER, **applies)
         counters.delete()
         self._rows.create(
             tenant=self.db.tenant,
@@ -711,8 +712,11 @@ class DatabaseBudgets(DatabaseOperations):
                 hold = self._renewed(given, rows, fencing_token, estimate)
             except BudgetExceeded as exc:
                 refusal = exc
-            if hold is None and held is not None:
-                self._release(held)
+            if held is not None:
+                # The session may have another user now, and other budgets.
+                left = held.counters if hold is None else set(held.counters) - set(hold.counters)
+                if left:
+                    self._release(held._replace(counters=list(left)))
             return Reservation(hold=hold, refusal=refusal, at=_time_of(rows))
 
         return write() if self.db.in_transaction else self.db.transaction(write)
@@ -976,6 +980,10 @@ class MemoryBudgets:
             created_at = at if earlier is None else earlier.value.created_at
             value = definition.as_value(created_at=created_at, updated_at=at)
             self._table.budgets[definition.name] = StoredBudget(definition, value)
+            if earlier is None or earlier.definition.scope != definition.scope:
+                self._forget_holds(definition.name)
+            elif definition.value:
+                self._forget_holds(definition.name, but=definition.value)
         return value
 
     def get(self, name: str) -> Budget | None:
@@ -988,7 +996,12 @@ class MemoryBudgets:
 
     def delete(self, name: str) -> bool:
         with self._scope.lock:
+            self._forget_holds(name)
             return self._table.budgets.pop(name, None) is not None
+
+    def _forget_holds(self, name: str, *, but: str | None = None) -> None:
+        for counter in [each for each in self._table.holds if each[0] == name and each[1] != but]:
+            del self._table.holds[counter]
 
     def balance(self, name: str, value: str | None) -> Balance:
         with self._scope.lock:
@@ -1017,6 +1030,8 @@ class MemoryBudgets:
             except BudgetExceeded as exc:
                 return Reservation(refusal=exc, at=moments.now())
             if not (found and any(estimate)):
+                for balance in found:
+                    self._table.holds.get(_counter(balance), {}).pop(session_id, None)
                 return Reservation(bool(found), at=moments.now())
             self._scope.check_guard(self._scope.require(session_id), Guard(fencing_token=fencing_token))
             counters = [_counter(balance) for balance in found]

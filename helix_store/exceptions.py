@@ -374,6 +374,7 @@ class EffectUnknown(TurnInterrupted):
     effect_id: str
     tool_name: str
     started_at: datetime
+    _session_id: str | None = None
 
     def __init__(self, effect_id: str, tool_name: str, started_at: datetime) -> None:
         named = f" ({tool_name})" if tool_name else ""
@@ -435,7 +436,7 @@ class PatchError(HelixStoreError):
     op: str
     reason: str
 
-    def __init__(self, *, index: int, op: str, reason: str) -> None:
+    def __init__(self, index: int, op: str, reason: str) -> None:
         super().__init__(
             f"Patch operation {index} ({op}) cannot be applied: {reason}; nothing was changed.",
             index=index,

@@ -103,7 +103,7 @@ RE_EXPORTED_NAMES = {
     ("helix_store.retention", "helix_store.streams"): "prune_streams",
     ("helix_store.retention", "helix_store.cleanup"): "RetentionSummary apply_retention",
     ("helix_store.retention", "helix_store.core"): "RetentionPolicy",
-    ("helix_store.sessions.messages", "helix_store.sessions"): "announce_due_posts",
+    ("helix_store.sessions.messages", "helix_store.sessions"): "aannounce_due_posts announce_due_posts",
     ("helix_store.stores", "helix_store.budgets"): "DatabaseBudgetStore InMemoryBudgetStore",
     ("helix_store.stores", "helix_store.engine"): "MemoryWorld",
     ("helix_store.stores", "helix_store.locks"): (

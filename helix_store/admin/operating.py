@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from django import forms
@@ -17,7 +18,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
-from django.db import router
+from django.db import router, transaction
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
@@ -362,12 +363,20 @@ def is_key(text: str) -> bool:
 def run(
     request: HttpRequest, action: Action, row: Any, given: Mapping[str, Any], *, expected: str
 ) -> Outcome:
-    """Run an action and log it in the same transaction. ``expected`` is the guard on the user's page."""
+    """Run an action and log it in the same transaction. ``expected`` is the guard on the user's page.
+
+    If the log is in another database than the row, the entry is written after the commit.
+    """
     model, key, title = (action.model, None, action.label) if row is None else (type(row), row.pk, row)
     flag = DELETION if action.permission == "delete" and type(row) is action.model else CHANGE
 
     def record(outcome: Outcome) -> None:
-        log(request, model, key, title, outcome.message, flag=flag)
+        write = partial(log, request, model, key, title, outcome.message, flag=flag)
+        alias = router.db_for_write(action.model if row is None else type(row), instance=row)
+        if alias == router.db_for_write(LogEntry):
+            write()
+        else:
+            transaction.on_commit(write, using=alias)
 
     return action.perform(request.user, row, given, expected=expected, record=record)
 

@@ -27,6 +27,7 @@ from helix_store.cleanup.workspaces import (
     owned_snapshots,
 )
 from helix_store.core import moments, validation
+from helix_store.core.approvals import USER
 from helix_store.core.payloads import decode_object
 from helix_store.core.types import BRANCHED_FROM, SessionStatus, StreamStatus, UserId
 from helix_store.core.usage import BudgetScope
@@ -492,18 +493,18 @@ def budgets_of(db: Database, scope: BudgetScope, values: Collection[str]) -> Ite
     yield budgets.filter(value__in=values)
 
 
-def posts_of(db: Database, author: str) -> QuerySet[Post]:
-    """Return a user's posts in the sessions of the tenant."""
-    return Post.objects.using(db.alias).filter(author=author, session__tenant=db.tenant)
+def posts_of(db: Database, user_id: str) -> QuerySet[Post]:
+    """Return a user's posts. An author is a user's id, or a Django user, whose primary key may be that id."""
+    return Post.objects.using(db.alias).filter(author__in=[user_id, f"{USER}{user_id}"])
 
 
-def forget_author(db: Database, key: int, author: str) -> int:
-    """Remove an author from a session's posts, withdraw waiting ones, and return the number of posts.
+def forget_author(db: Database, key: int, user_id: str) -> int:
+    """Remove a user from a session's posts, withdraw waiting ones, and return the number of posts.
 
     Call this in a transaction.
     """
     lock_sessions(db, [key])
-    posts = Post.objects.using(db.alias).filter(session_id=key, author=author)
+    posts = posts_of(db, user_id).filter(session_id=key)
     posts.filter(state=PostState.WAITING).update(state=PostState.WITHDRAWN, payload=None)
     forgotten = posts.update(author=None)
     db.execute(SET_NEXT_POST, {"key": key})
@@ -544,9 +545,10 @@ def erase(
     workspace snapshots through their providers, and deletes the tree with its streams, locks and usage. It
     also deletes the branches of its sessions (they copy the history), usage that outlived a session, and the
     data about the erased sessions that other sessions hold: sub-session refs and the ids in their usage. All
-    usage entries of a user are deleted, wherever they are. Posts by the user in the sessions of others lose
-    their author, and waiting ones are withdrawn. Erasing a tenant also deletes the rows that other apps keep
-    for it. Erasure is safe to repeat and to interrupt; a repeat continues.
+    usage entries of a user are deleted, wherever they are. Posts by the user, and by the Django user with
+    this primary key, lose their author in the sessions of others, and waiting ones are withdrawn. Erasing a
+    tenant also deletes the rows that other apps keep for it. Erasure is safe to repeat and to interrupt; a
+    repeat continues.
 
     Unless ``force`` is set, a tree with a live lock, a running run or a stream with a live writer is skipped.
     A tree whose snapshots cannot be deleted is skipped and logged, unless ``leave_snapshots`` keeps them.
@@ -834,7 +836,7 @@ class Erasure:
 
     def _forget_author(self, db: Database, user_id: str) -> Iterator[ErasureReceipt]:
         """Remove a user from posts in the sessions of others, and withdraw the waiting ones."""
-        posts = posts_of(db, user_id)
+        posts = posts_of(db, user_id).filter(session__tenant=db.tenant)
         keys = db.query(
             lambda: list(posts.order_by("session_id").values_list("session_id", flat=True).distinct())
         )

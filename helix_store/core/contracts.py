@@ -16,7 +16,7 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from helix_store.core.approvals import Actor
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall, AnyUsageEntry
@@ -150,6 +150,7 @@ takes_session_filters: Final = _with_parameters_of(_list_sessions)
 """Give a method the parameters of ``list_sessions``; its body receives every parameter by keyword."""
 
 
+@runtime_checkable
 class UsageStore(Protocol):
     """Usage of sessions. `helix_store.testing.UsageStoreContract` tests the behaviour of each method.
 
@@ -203,6 +204,7 @@ class UsageStore(Protocol):
     ) -> list[UsageBucket]: ...
 
 
+@runtime_checkable
 class StateStore(Protocol):
     """Durable agent sessions. `helix_store.testing.StateStoreContract` tests the behaviour of each method.
 
@@ -653,6 +655,7 @@ class HeldLock(AbstractContextManager["HeldLock"], AbstractAsyncContextManager["
     def keep_alive(self) -> AbstractContextManager[object]: ...
 
 
+@runtime_checkable
 class LockManager(Protocol):
     """Leases with fencing tokens, as `helix_store.testing.LockManagerContract` tests them."""
 
@@ -725,6 +728,7 @@ class ChunkReader(Protocol):
     async def aclose(self) -> None: ...
 
 
+@runtime_checkable
 class StreamManager(Protocol):
     """The streams in which running sessions write chunks. `helix_store.testing.StreamManagerContract` tests
     an implementation.

@@ -30,7 +30,13 @@ __all__ = [
 
 
 class MessageDict(TypedDict, total=False):
-    """A message, in the form of chat completions. Only ``role`` is required."""
+    """A message, in the form of chat completions. Only ``role`` is required.
+
+    Example::
+
+        hello: MessageDict = {"role": "user", "content": "To Kyoto, please."}
+        session.say(hello)
+    """
 
     role: Required[str]
     content: str | list[Any] | None
@@ -53,6 +59,12 @@ class ToolCallDict(TypedDict, total=False):
     ``requester`` is the actor who may not answer. Only an approval may have ``approvals`` (the number of
     approvals that it needs) and ``editable``. An approval has no other keys: put your own data in
     ``metadata``.
+
+    Example::
+
+        call: ToolCallDict = {"tool_name": "book", "input": {"eur": 394}, "deadline": timedelta(days=7)}
+        with session.step() as step:
+            step.wait_for({"call-1": call})
     """
 
     tool_name: Required[str]
@@ -83,7 +95,13 @@ PatchDict = TypedDict(
 
 
 class StagedChangesDict(TypedDict, total=False):
-    """The changes of one tool call to the custom state, as patches or as values to merge."""
+    """The changes of one tool call to the custom state, as patches or as values to merge.
+
+    Example::
+
+        changes: StagedChangesDict = {"tool_call_id": "call-1", "merge_changes": {"order": "A-17"}}
+        store.sessions.stage_changes("trip", "step-1", changes)
+    """
 
     tool_call_id: Required[str]
     patches: list[PatchDict]
@@ -110,7 +128,21 @@ class TokenCountsDict(TypedDict, total=False):
 
 
 class UsageEntryDict(TypedDict, total=False):
-    """One event with usage; its other fields depend on ``kind``."""
+    """One event with usage; its other fields depend on ``kind``, as in `UsageEntry`.
+
+    Example::
+
+        entry: UsageEntryDict = {
+            "kind": "tokens",
+            "session_id": "trip",
+            "step_count": 1,
+            "timestamp": datetime.now(UTC),
+            "source": {"type": "agent", "name": "planner"},
+            "model": "gpt-4o",
+            "tokens": {"prompt": 120, "completion": 30, "total": 150},
+        }
+        store.usage.record_entry(entry)
+    """
 
     kind: Required[UsageKind | Literal["tokens", "tool", "subagent", "custom"]]
     session_id: Required[str]
@@ -126,7 +158,7 @@ class UsageEntryDict(TypedDict, total=False):
     agent_type: str
     sub_session_id: str
     success: bool
-    duration_ms: Duration
+    duration_ms: Duration | None
     type: str
     name: str
     amount: int | float

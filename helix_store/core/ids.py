@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import threading
@@ -17,6 +19,13 @@ __all__ = ["ParsedCheckpointId", "checkpoint_id", "new_id", "parse_checkpoint_id
 
 
 T = TypeVar("T")
+
+
+def tombstone_digest(tenant: str, session_id: str) -> str:
+    """Return the SHA-256 of a session's names. It has no key: it must be the same in every database that the
+    tenant is moved to, and after a change of ``SECRET_KEY``.
+    """
+    return hashlib.sha256(json.dumps([tenant, session_id]).encode()).hexdigest()
 
 
 def after_fork(reset: Callable[[], object]) -> None:

@@ -71,7 +71,12 @@ def rounded_cost(cost: Decimal) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSource(Serializable):
-    """The agent, tool or sub-agent that caused the usage."""
+    """The agent, tool or sub-agent that caused the usage.
+
+    Example::
+
+        source = UsageSource(type="agent", name="planner")
+    """
 
     type: str
     name: str
@@ -84,6 +89,10 @@ class TokenCounts(Serializable):
     ``prompt`` includes ``cached`` (tokens read from a cache), ``cache_write`` (tokens written to one) and
     ``audio_prompt``; a token is either read or written. ``completion`` includes ``reasoning`` and
     ``audio_completion``.
+
+    Example::
+
+        counts = TokenCounts(prompt=120, cached=100, completion=30, total=150)
     """
 
     prompt: int = 0
@@ -112,9 +121,9 @@ class TokenCounts(Serializable):
 class UsageEntry(Serializable):
     """One event with usage. ``timestamp`` is epoch milliseconds. The store sets the ``id`` if it is missing.
 
-    Further fields by ``kind``: ``model`` and ``tokens`` of tokens; ``tool_name``, ``success`` and
-    ``duration_ms`` of a tool; ``agent_type``, ``sub_session_id``, ``success`` and ``duration_ms`` of a
-    sub-agent; ``type``, ``name``, ``amount`` and optionally ``unit`` of a custom entry.
+    Further fields by ``kind``: ``model``, ``tokens`` and optionally ``duration_ms`` of tokens; ``tool_name``,
+    ``success`` and ``duration_ms`` of a tool; ``agent_type``, ``sub_session_id``, ``success`` and
+    ``duration_ms`` of a sub-agent; ``type``, ``name``, ``amount`` and optionally ``unit`` of a custom entry.
 
     Example::
 

@@ -11,7 +11,8 @@ session or on the row of the effect. If it changes nothing, the portable form lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
@@ -23,7 +24,7 @@ from helix_store.core.approvals import ApprovedCall, digest_of
 from helix_store.core.effects import Effect, EffectState, effect_key
 from helix_store.core.moments import as_utc
 from helix_store.core.payloads import decode, decode_optional, encode
-from helix_store.core.types import TERMINAL_STATUSES
+from helix_store.core.types import TERMINAL_STATUSES, Run, SessionStatus
 from helix_store.core.validation import Guard
 from helix_store.engine.database import Call, DatabaseOperations, Rows, writes
 from helix_store.engine.expressions import update_row
@@ -41,20 +42,29 @@ from helix_store.engine.statement import (
 )
 from helix_store.exceptions import (
     ConflictError,
+    FencedOutError,
+    HelixStoreError,
     IdempotencyConflict,
     IntegrityFault,
     InvalidPayload,
     LimitExceeded,
     NotApproved,
     NotFoundError,
+    TurnInterrupted,
     shown_id,
 )
-from helix_store.models import Decision, Lock, Session
+from helix_store.models import Decision, InterruptRequest, Lock, Session
 from helix_store.models import Effect as EffectRow
 from helix_store.models import EffectState as StoredState
 from helix_store.sessions.locking import missing_session, session_key, touch_session
 from helix_store.sessions.messages import waits_for_answer
-from helix_store.sessions.statements import FENCE, FENCE_HOLDS, SESSION_BY_ID, session_by_id
+from helix_store.sessions.statements import (
+    EXCEPTION_BEGINS,
+    FENCE,
+    FENCE_HOLDS,
+    SESSION_BY_ID,
+    session_by_id,
+)
 from helix_store.sessions.tool_calls import StoredDecision, ToolCalls, owner_of, without_used
 from helix_store.signals import announce, session_answered
 
@@ -115,6 +125,23 @@ class StoredEffect(NamedTuple):
     def state_as_read(self) -> EffectState:
         is_gone = self.state == StoredState.STARTED and not self.is_held
         return "unknown" if is_gone else self.state  # type: ignore[return-value]
+
+    def is_same_attempt(self, other: StoredEffect | None) -> bool:
+        """Return whether the other row is of the same attempt in the same state."""
+        return other is not None and (other.attempt, other.state, other.fencing_token) == (
+            self.attempt,
+            self.state,
+            self.fencing_token,
+        )
+
+    def is_decided_after(self, run: Run) -> bool:
+        """Return whether it was decided after the run, or during the run by somebody else."""
+        if self.state not in (StoredState.DONE, StoredState.NOT_DONE) or self.ended_at is None:
+            return False
+        is_of_another = self.run_id is not None and self.run_id != run.run_id
+        is_settled = is_of_another or (self.error or "").startswith(EXCEPTION_BEGINS)
+        after = run.started_at if is_settled else run.ended_at
+        return after is not None and self.ended_at > after
 
     def value(self, tenant: str) -> Effect:
         ended_at = None if self.ended_at is None else as_utc(self.ended_at)
@@ -224,11 +251,46 @@ def too_many(limit: int) -> LimitExceeded:
     return LimitExceeded(name="max_effects", limit=limit, actual=limit + 1)
 
 
+class _LateEndError(FencedOutError, ConflictError):
+    """A newer holder has the lock, and this attempt was settled or made again."""
+
+    def __init__(self, error: FencedOutError, effect_id: str) -> None:
+        HelixStoreError.__init__(self, f"{error} {not_current(effect_id)}", **error.attributes)
+
+
+@contextmanager
+def ending(of: StoredEffect, stored: Callable[[], StoredEffect | None]) -> Iterator[None]:
+    """Make the error of a lost lock a conflict too, if the stored effect is another attempt or decided."""
+    try:
+        yield
+    except FencedOutError as error:
+        if of.is_same_attempt(stored()):
+            raise
+        raise _LateEndError(error, of.effect_id) from error
+
+
 def not_current(effect_id: str) -> ConflictError:
     return ConflictError(
         f"The effect {shown_id(effect_id)} was settled, or another worker has attempted it again; nothing "
         "was stored."
     )
+
+
+_CLOSED: Final = (*TERMINAL_STATUSES, SessionStatus.PAUSED)
+
+
+def require_attempt(
+    intent: Intent, status: str, kind: str | None, reason: str | None, run_id: str | None
+) -> None:
+    """Raise what prevents a new attempt of a turn: a closed session, or a request to stop its run."""
+    if intent.run_id is None:
+        return
+    if status in _CLOSED:
+        raise ConflictError(
+            f"The session is {status}; the effect {shown_id(intent.effect_id)} was not attempted."
+        )
+    if kind is not None and run_id == intent.run_id:
+        raise TurnInterrupted(kind, reason)
 
 
 def unknown_effect(effect_id: str) -> NotFoundError:
@@ -329,6 +391,7 @@ def can_go_on(status: str, suspension_kind: str | None, pending: Any) -> bool:
 _EFFECT: Final = table(EffectRow)
 _SESSION: Final = table(Session)
 _DECISION: Final = table(Decision)
+_INTERRUPT: Final = table(InterruptRequest)
 _COLUMNS: Final = tuple(name for name in StoredEffect._fields if name not in ("session_id", "is_held"))
 _OF_ATTEMPT: Final = (
     "tool_name",
@@ -342,6 +405,7 @@ _OF_ATTEMPT: Final = (
 )
 # In a prepared statement a parameter has a single type.
 _ID: Final = "CAST(%(effect_id)s AS varchar)"
+_RUN: Final = "CAST(%(run_id)s AS varchar)"
 
 
 def _columns(alias: str) -> str:
@@ -372,12 +436,14 @@ def _row(clock: Clock) -> str:
 _ENTRY_COLUMNS: Final = (
     "id",
     "version",
+    "status",
     "pending_client_tool_calls",
     "completed_client_tool_calls",
     "client_tool_call_ownership",
     "live_decisions",
 )
 _OF_DECISION: Final = StoredDecision._fields
+_OF_INTERRUPT: Final = ("kind", "reason", "run_id")
 
 # Everything that decides about an entry: the calls of the session, their decisions, and the effect.
 ENTRY: Final = with_clock(
@@ -385,17 +451,19 @@ ENTRY: Final = with_clock(
         f"""
         SELECT {", ".join(f"s.{name}" for name in _ENTRY_COLUMNS)},
             (SELECT coalesce(max(sequence), 0) FROM {_EFFECT} WHERE session_id = s.id), {_of_lock("l.token")},
+            {", ".join(f"i.{name}" for name in _OF_INTERRUPT)},
             {", ".join(f"d.{name}" for name in _OF_DECISION)}, s.session_id, {_row(clock)}
         FROM {_SESSION} AS s
         LEFT JOIN {_EFFECT} AS e ON e.session_id = s.id AND e.effect_id = %(effect_id)s
         LEFT JOIN {_DECISION} AS d ON d.session_id = s.id AND d.tool_call_id = %(effect_id)s
+        LEFT JOIN {_INTERRUPT} AS i ON i.session_id = s.id
         WHERE {session_by_id("s")} ORDER BY d.version"""
     )
 )
 
 _NEW: Final = """effect_id, sequence, state, tool_name, input, digest, needs_approval, attempt, run_id,
             step_count, fencing_token, actors"""
-_NEW_VALUES: Final = """'started', %(tool_name)s, %(input)s, %(digest)s, %(needs_approval)s, 1, %(run_id)s,
+_NEW_VALUES: Final = f"""'started', %(tool_name)s, %(input)s, %(digest)s, %(needs_approval)s, 1, {_RUN},
             %(step_count)s, %(fencing_token)s, %(actors)s"""
 
 INSERT: Final = with_clock(
@@ -433,6 +501,11 @@ def _begin(*, is_fenced: bool, known: str, head: str, condition: str, after: str
         ){result}"""
 
 
+# A turn that was asked to stop, or whose session was ended elsewhere, attempts nothing more.
+_IS_OPEN: Final = "s.status NOT IN (" + ", ".join(f"'{each}'" for each in _CLOSED) + ")"
+_MAY_ATTEMPT: Final = f"""({_RUN} IS NULL OR {_IS_OPEN} AND NOT EXISTS (
+                    SELECT 1 FROM {_INTERRUPT} AS i WHERE i.session_id = s.id AND i.run_id = {_RUN}))"""
+
 _NOT_ASKED: Final = """strpos(coalesce(s.pending_client_tool_calls, ''), %(quoted_id)s) = 0
                 AND strpos(coalesce(s.completed_client_tool_calls, ''), %(quoted_id)s) = 0"""
 
@@ -456,7 +529,7 @@ def _begin_free(*, is_fenced: bool) -> Statement:
             head=f"""
             UPDATE {_SESSION} AS s SET version = version
             WHERE {SESSION_BY_ID} AND NOT EXISTS (SELECT 1 FROM known)
-                AND {_NOT_ASKED}""",
+                AND {_NOT_ASKED} AND {_MAY_ATTEMPT}""",
             after="RETURNING id",
             condition=_not_decided("head"),
             result=f"""
@@ -473,7 +546,8 @@ def _begin_approved(*, is_fenced: bool) -> Statement:
             is_fenced=is_fenced,
             known="",
             head=f"""
-            SELECT s.id FROM {_SESSION} AS s WHERE {SESSION_BY_ID} AND s.version = %(version)s""",
+            SELECT s.id FROM {_SESSION} AS s
+            WHERE {SESSION_BY_ID} AND s.version = %(version)s AND {_MAY_ATTEMPT}""",
             after="FOR NO KEY UPDATE",
             condition=f"""EXISTS (
                 SELECT 1 FROM {_DECISION} WHERE session_id = head.id AND asking = %(asking)s AND is_final
@@ -581,19 +655,25 @@ class _Entry(NamedTuple):
     columns: dict[str, Any]
     last_sequence: int
     newest_token: int | None
+    interrupt: tuple[str | None, str | None, str | None]
     decisions: list[StoredDecision]
     effect: StoredEffect | None
 
     @classmethod
     def of(cls, rows: Rows) -> _Entry:
-        width, begin = len(_ENTRY_COLUMNS), len(_ENTRY_COLUMNS) + 2
+        width = len(_ENTRY_COLUMNS)
+        begin = width + 2 + len(_OF_INTERRUPT)
         end = begin + len(_OF_DECISION)
         first = rows[0]
         decisions = [_decision_from(*row[begin:end]) for row in rows if row[begin] is not None]
         known = stored_from(*first[end:]) if first[end + 1] is not None else None
         columns = dict(zip(_ENTRY_COLUMNS, first, strict=False))
-        last_sequence, newest_token = first[width:begin]
-        return cls(columns, last_sequence, newest_token, decisions, known)
+        last_sequence, newest_token, *interrupt = first[width:begin]
+        return cls(columns, last_sequence, newest_token, tuple(interrupt), decisions, known)
+
+    def require_attempt(self, intent: Intent) -> None:
+        """Raise what prevents a new attempt, as `require_attempt` does."""
+        require_attempt(intent, self.columns["status"], *self.interrupt)
 
     def entered_known(self, known: StoredEffect, intent: Intent) -> Entered:
         is_own = self._is_own(known.session_id, intent.effect_id)
@@ -654,6 +734,7 @@ class DatabaseEffects(DatabaseOperations):
             guard.check_fence(entry.newest_token)
             if entry.effect is not None:
                 return _unless_begun(entry.entered_known(entry.effect, intent))
+            entry.require_attempt(intent)
             asking, approved = entry.approved_call(session_id, intent.effect_id)
             statement, given = BEGIN_APPROVED[is_fenced], approved_text(approved)
             more |= {"version": entry.columns["version"], "asking": asking}
@@ -686,11 +767,13 @@ class DatabaseEffects(DatabaseOperations):
         if known is not None:
             outcome, known = entry.entered_known(known, intent)
             if outcome is Outcome.BEGUN:
+                entry.require_attempt(intent)
                 known = started_again(known, intent, token=token, at=known.started_at)
                 ids = {"call_ids": with_recorded(known.call_ids, call_id)}
                 ((at,),) = self.db.execute(START_AGAIN, {**names, **key, **_parameters(known), **ids})
                 known = known._replace(started_at=at)
             return Entered(outcome, known)
+        entry.require_attempt(intent)
         if entry.last_sequence >= self.db.limits.max_effects:
             raise too_many(self.db.limits.max_effects)
         given, approved = intent.call, None
@@ -733,22 +816,24 @@ class DatabaseEffects(DatabaseOperations):
             touch_session(self.db, session_id)
             effect = self._entry(parameters).effect
             if effect is None or recorded_value(effect.call_ids, call_id) is None:
-                self._end_locked(session_id, parameters, guard, call_id)
+                self._end_locked(end.of, parameters, guard, call_id)
 
         self.db.write_once(
             END[guard.fencing_token is not None],
             parameters,
             lambda row: None,
-            otherwise=partial(self._end_locked, session_id, parameters, guard),
+            otherwise=partial(self._end_locked, end.of, parameters, guard),
             look_first=look_first,
             operation_id=end.of.effect_id,
         )
 
     @writes
-    def _end_locked(self, session_id: str, parameters: dict[str, Any], guard: Guard, call_id: str) -> None:
-        key = touch_session(self.db, session_id, guard).pk
+    def _end_locked(self, of: StoredEffect, parameters: dict[str, Any], guard: Guard, call_id: str) -> None:
+        session_id = parameters["session_id"]
+        with ending(of, lambda: self._entry(parameters).effect):
+            key = touch_session(self.db, session_id, guard).pk
         if not self.db.execute(END_LOCKED, {**parameters, "key": key, "call_id": call_id}):
-            raise not_current(parameters["effect_id"])
+            raise not_current(of.effect_id)
 
     @writes
     def settle(self, session_id: str, settlement: Settlement) -> bool:

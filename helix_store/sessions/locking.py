@@ -18,7 +18,6 @@ therefore refuse such a transaction (`require_read_committed`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -29,6 +28,7 @@ from django.db.models import QuerySet, Subquery
 
 from helix_store import conf
 from helix_store.core import moments
+from helix_store.core.ids import tombstone_digest
 from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.core.validation import Guard
 from helix_store.engine.database import Database, refuse_moved
@@ -78,13 +78,6 @@ def _of_tenant(db: Database) -> QuerySet[Session]:
 
 NO_TENANT: Final = ""
 """The tombstones of an erased tenant belong to the default tenant. Their digests still tell them apart."""
-
-
-def tombstone_digest(tenant: str, session_id: str) -> str:
-    """Return the SHA-256 of a session's names. It has no key: it must be the same in every database that the
-    tenant is moved to, and after a change of ``SECRET_KEY``.
-    """
-    return hashlib.sha256(json.dumps([tenant, session_id]).encode()).hexdigest()
 
 
 def tombstones_of(db: Database, session_ids: Iterable[str]) -> QuerySet[Tombstone]:

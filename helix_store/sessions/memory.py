@@ -61,9 +61,11 @@ from helix_store.sessions.effects import (
     StoredEffect,
     approved_text,
     can_go_on,
+    ending,
     entered_known,
     new_effect,
     not_current,
+    require_attempt,
     require_no_approval,
     started_again,
     too_many,
@@ -896,6 +898,12 @@ def _tree_of(record: SessionRecord) -> str:
     return record.columns["root_session_id"] or record.session_id
 
 
+def _require_attempt(record: SessionRecord, intent: Intent) -> None:
+    request = record.interrupt
+    asked = (None, None, None) if request is None else (request.kind, request.reason, request.run_id)
+    require_attempt(intent, record.columns["status"], *asked)
+
+
 class MemoryEffects(MemoryOperations):
     def enter(self, session_id: str, intent: Intent, guard: Guard) -> Entered:
         with self._scope.writing(session_id, guard) as draft:
@@ -908,9 +916,11 @@ class MemoryEffects(MemoryOperations):
             if known is not None:
                 outcome, known = entered_known(known, intent, calls, decisions, is_own=is_own)
                 if outcome is Outcome.BEGUN:
+                    _require_attempt(draft, intent)
                     known = started_again(known, intent, token=guard.fencing_token, at=moments.now())
                     draft.effects[intent.effect_id] = known
                 return Entered(outcome, known)
+            _require_attempt(draft, intent)
             if len(draft.effects) >= self._scope.limits.max_effects:
                 raise too_many(self._scope.limits.max_effects)
             given, approved = intent.call, None
@@ -927,15 +937,15 @@ class MemoryEffects(MemoryOperations):
             return Entered(Outcome.BEGUN, new)
 
     def end(self, session_id: str, end: End, guard: Guard) -> None:
-        with self._scope.writing(session_id, guard) as draft:
-            stored, of = draft.effects.get(end.of.effect_id), end.of
-            if stored is None or (stored.attempt, stored.state, stored.fencing_token) != (
-                of.attempt,
-                of.state,
-                of.fencing_token,
-            ):
+        of = end.of
+
+        def stored() -> StoredEffect | None:
+            return self._scope.require(session_id).effects.get(of.effect_id)
+
+        with ending(of, stored), self._scope.writing(session_id, guard) as draft:
+            if not of.is_same_attempt(stored()):
                 raise not_current(of.effect_id)
-            draft.effects[of.effect_id] = stored._replace(
+            draft.effects[of.effect_id] = draft.effects[of.effect_id]._replace(
                 state=end.state, result=end.result, error=end.error, ended_at=moments.now()
             )
 

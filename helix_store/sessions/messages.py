@@ -24,6 +24,7 @@ from helix_store.core.posts import DuePost, Post, PostState
 from helix_store.core.posts import Post as PostValue
 from helix_store.core.types import TERMINAL_STATUSES, Message, SessionStatus, UserId
 from helix_store.core.validation import Guard
+from helix_store.engine.async_twins import in_thread_to_the_end
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.expressions import for_keys, insert_rows, is_in_list, list_parameter
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table, with_clock
@@ -53,7 +54,7 @@ from helix_store.sessions.statements import MESSAGES, NEWEST_MESSAGES
 from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.signals import announce, session_posted
 
-__all__ = ["announce_due_posts"]
+__all__ = ["aannounce_due_posts", "announce_due_posts"]
 
 
 _ROWS_PER_STATEMENT = 1_000
@@ -579,6 +580,13 @@ def announce_due_posts(*, using: str | None = None, tenant: str | None = None, l
             db, due.session_id, [session_posted], tenant=due.tenant, post_id=due.post_id, author=due.author
         )
     return len(found)
+
+
+async def aannounce_due_posts(
+    *, using: str | None = None, tenant: str | None = None, limit: int = 200
+) -> int:
+    """Async version of `announce_due_posts`."""
+    return await in_thread_to_the_end(lambda: announce_due_posts(using=using, tenant=tenant, limit=limit))
 
 
 def mark_announced(using: str | None, sessions: Iterable[tuple[str, int]]) -> None:

@@ -203,7 +203,6 @@ class SessionRecord:
     def is_at_rest(self) -> bool:
         """True if nothing has arrived since the last turn, which `end_turn` ended."""
         newest = next(reversed(self.runs.values()), None)
-        ended_at = None if newest is None else newest.run.ended_at
         checkpoint = self.latest_checkpoint
         due_at = self.columns["next_post_at"]
         return (
@@ -215,11 +214,7 @@ class SessionRecord:
             and checkpoint.head.step_count == newest.run.step_count
             and checkpoint.head.message_count == len(self.messages)
             and (due_at is None or due_at > moments.now())
-            and not any(
-                each.state in ("done", "not_done") and each.ended_at is not None and each.ended_at > ended_at
-                for each in self.effects.values()
-                if ended_at is not None
-            )
+            and not any(each.is_decided_after(newest.run) for each in self.effects.values())
         )
 
     def state(self) -> SessionState:

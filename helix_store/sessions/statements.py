@@ -117,6 +117,13 @@ LOAD_STATE: Final = Statement(_load_state("pg_catalog.statement_timestamp()"), _
 """The state, whether its tenant has budgets, and whether a post is due; ``None`` if no post is waiting."""
 
 
+EXCEPTION_BEGINS: Final = '{"type":'
+"""The beginning of the stored exception with which an effect was left. `not_done` stores a reason instead."""
+
+# Somebody else has decided the effect `e`: another run attempted it, or the run `r` left it with an error.
+_IS_SETTLED: Final = f"""(e.run_id <> r.run_id
+                            OR substr(e.error, 1, {len(EXCEPTION_BEGINS)}) = '{EXCEPTION_BEGINS}')"""
+
 # After a rewind or a step outside of a turn, the newest checkpoint belongs to no run or to another one.
 _IS_AT_REST: Final = f"""(
                 r.status = 'completed' AND r.completion_reason = 'end_turn'
@@ -127,7 +134,7 @@ _IS_AT_REST: Final = f"""(
                     ORDER BY k.version DESC LIMIT 1)
                 AND NOT EXISTS (SELECT 1 FROM {_EFFECT} AS e
                     WHERE e.session_id = s.id AND e.state IN ('done', 'not_done')
-                        AND e.ended_at > r.ended_at))"""
+                        AND (e.ended_at > r.ended_at OR e.ended_at > r.started_at AND {_IS_SETTLED})))"""
 
 
 def _load_for_turn(now: str) -> str:

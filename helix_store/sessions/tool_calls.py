@@ -34,7 +34,15 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal, NamedTuple
 
 from helix_store.core import validation
-from helix_store.core.approvals import ActingUser, ApprovedCall, actor_text, digest_of, is_user, user_text
+from helix_store.core.approvals import (
+    ActingUser,
+    ApprovedCall,
+    actor_text,
+    canonical_json,
+    digest_of,
+    is_user,
+    user_text,
+)
 from helix_store.core.limits import AS_STORED, UNLIMITED, Limits
 from helix_store.core.payloads import decode, decode_object, encode, join_path, size_of
 from helix_store.core.types import (
@@ -845,7 +853,11 @@ def _is_repeat(asked: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     ignored = {*_FIELDS_OF_ANSWERS, "requested_at", "digest"}
     if EDITED_FROM in asked:
         asked = {**asked, "input": asked[EDITED_FROM]}
-    first, second = ({k: v for k, v in call.items() if k not in ignored} for call in (asked, entry))
+    # Python finds 1 equal to 1.0 and to True.
+    first, second = (
+        canonical_json({name: value for name, value in call.items() if name not in ignored})
+        for call in (asked, entry)
+    )
     return first == second
 
 

@@ -54,6 +54,7 @@ from helix_store.exceptions import (
     shown_id,
 )
 from helix_store.locks import Lock, are_same_locks
+from helix_store.sessions.effects import Entered
 from helix_store.sessions.state import loaded_of
 from helix_store.sessions.steps import OpenedStep, StepWrite
 from helix_store.stores.effect import OpenEffect, described_error
@@ -509,7 +510,9 @@ class Turn(NotCopied, BothContexts):
         interrupt does. With ``retry``, the call is made again instead, which is right if the service honours
         the idempotency key `Effect.key`. ``reconcile`` is called with the effect before; it asks the service,
         and calls `done` or `not_done`. With ``approval``, ``effect_id`` is the id of an approved call, whose
-        approval this effect uses. Raises `ConflictError` if the turn is not active, and in a transaction.
+        approval this effect uses. Entering raises `TurnInterrupted` if somebody asked the session to stop,
+        and `ConflictError` if the turn is not active, if the session was ended elsewhere, and in a
+        transaction.
         """
         self._required_run()
         return _TurnEffect(
@@ -528,6 +531,7 @@ class Turn(NotCopied, BothContexts):
         model: str,
         prompt: int = 0,
         completion: int = 0,
+        duration: Duration | None = None,
         reasoning: int = 0,
         cached: int = 0,
         cache_write: int = 0,
@@ -539,7 +543,7 @@ class Turn(NotCopied, BothContexts):
         """Record the tokens of a model's answer, with the next step that commits or, without one, at the end.
 
         By default, ``total`` is the sum of ``prompt`` and ``completion``, which include the other counts as
-        in `TokenCounts`.
+        in `TokenCounts`. The ``duration`` of the model's call is a `timedelta` or ms.
         """
         if type(prompt) is not int or type(completion) is not int:
             validation.arguments(_COUNTED, prompt=prompt, completion=completion)
@@ -553,12 +557,16 @@ class Turn(NotCopied, BothContexts):
             audio_completion=audio_completion,
             total=prompt + completion if total is None else total,
         )
-        self._spend(UsageKind.TOKENS, model=model, tokens=counts, cost_usd=cost_usd)
+        took = None if duration is None else validation.milliseconds(duration, "duration")
+        self._spend(UsageKind.TOKENS, model=model, tokens=counts, duration_ms=took, cost_usd=cost_usd)
 
     def tool(self, name: str, success: bool, duration: Duration) -> None:
         """Record a tool call and its duration (a `timedelta` or ms), as `tokens` does. Safe in any thread."""
         duration_ms = validation.milliseconds(duration, "duration")
         self._spend(UsageKind.TOOL, tool_name=name, success=success, duration_ms=duration_ms)
+
+    atokens = async_twin(tokens)
+    atool = async_twin(tool)
 
     def _spend(self, kind: UsageKind, **own: Any) -> None:
         if self._is_at_rest:
@@ -696,13 +704,17 @@ class Turn(NotCopied, BothContexts):
         if self._lock is None or self._has_left:
             return False
         self._has_left = True
+        own = self._interrupt
+        if own is None and isinstance(error, EffectUnknown) and error._session_id == self.session.id:
+            # An effect of the handle, which has announced it.
+            self._interrupt = error
         is_quiet = error is not None and error is self._interrupt
         try:
             self._leave(None if is_quiet else error)
         finally:
             self._release(self._lock)
-            if isinstance(self._interrupt, EffectUnknown):
-                self.session._stores.announce_unknown(self.session.id, self._interrupt.effect_id)
+            if isinstance(own, EffectUnknown):
+                self.session._stores.announce_unknown(self.session.id, own.effect_id)
         return is_quiet
 
     def _leave(self, error: BaseException | None) -> None:
@@ -987,6 +999,13 @@ class _TurnEffect(OpenEffect):
         with turn._mutex:
             if turn._effects.setdefault(self.id, self) is not self:
                 raise ConflictError(f"Another thread of this turn attempts the effect {shown_id(self.id)}.")
+
+    def _entered(self, *, may_retry: bool) -> Entered:
+        try:
+            return super()._entered(may_retry=may_retry)
+        except TurnInterrupted as interrupt:
+            self._turn._stop(interrupt)
+            raise
 
     def _end(self) -> None:
         with self._turn._mutex:

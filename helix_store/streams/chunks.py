@@ -26,7 +26,7 @@ from helix_store.core.types import StreamStatus
 from helix_store.engine.expressions import for_keys, tenants_with
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table, with_clock
 from helix_store.exceptions import InvalidPayload, InvalidQuery, StreamClosed, StreamTruncated
-from helix_store.models import Stream, StreamChunk
+from helix_store.models import Session, Stream, StreamChunk, Tombstone
 
 LARGEST_SEQUENCE: Final = MAX_BIGINT
 FIRST_PAGE_LENGTH: Final = 20
@@ -229,14 +229,26 @@ _LOCK_ACTIVE: Final = f"SELECT id FROM {_STREAM} WHERE {_ACTIVE} FOR NO KEY UPDA
 # --- Writers ---------------------------------------------------------------------------------------
 
 
+# A session with the stream's id was erased, and nobody has created it again.
+_TENANT: Final = "CAST(%(tenant)s AS varchar)"
+_ID: Final = "CAST(%(stream_id)s AS varchar)"
+_IS_ERASED: Final = f"""EXISTS (
+                SELECT 1 FROM {table(Tombstone)} WHERE tenant IN ({_TENANT}{{}}) AND digest = %(digest)s)
+            AND NOT EXISTS (
+                SELECT 1 FROM {table(Session)} WHERE tenant = {_TENANT} AND session_id = {_ID})"""
+
+
 def _insert(clock: Clock) -> str:
+    # Citus asks a single node, which has no tombstones of erased tenants.
+    is_erased = _IS_ERASED.format("" if clock is CITUS else ", ''")
     return f"""
         INSERT INTO {_STREAM} AS known
             (tenant, stream_id, status, last_sequence, floor, generation, is_emptied,
              run_id, agent_name, writer_id, lease_expires_at, created_at, updated_at)
-        VALUES (%(tenant)s, %(stream_id)s, 'active', 0, 0, 0, FALSE,
-                %(run_id)s, %(agent_name)s, %(writer_id)s, {clock.after("lease_ms")},
-                {clock.now}, {clock.now})
+        SELECT {_TENANT}, {_ID}, 'active', 0, 0, 0, FALSE,
+            CAST(%(run_id)s AS varchar), CAST(%(agent_name)s AS varchar), CAST(%(writer_id)s AS varchar),
+            {clock.after("lease_ms")}, {clock.now}, {clock.now}
+        WHERE NOT ({is_erased})
         ON CONFLICT (tenant, stream_id)"""
 
 
@@ -255,7 +267,8 @@ OPEN: Final = Statement(
     # The row exists after the first statement, so the lease begins after any wait for the row.
     citus=(f"{_insert(CITUS)} DO NOTHING", _LOCK_ACTIVE, _open(CITUS)),
 )
-"""Create the stream, or give the lease of an active stream to another writer."""
+"""Create the stream, or give the lease of an active stream to another writer. If the stream belongs to an
+erased session, it stays away."""
 
 
 def _advance(clock: Clock) -> str:

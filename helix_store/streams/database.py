@@ -16,6 +16,7 @@ from django.db.models.expressions import Combinable
 
 from helix_store import conf
 from helix_store.core import validation
+from helix_store.core.ids import tombstone_digest
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.payloads import Serializable
 from helix_store.core.streams import PrunedStreams, StreamInfo
@@ -36,6 +37,7 @@ from helix_store.exceptions import (
     HelixStoreError,
     IntegrityFault,
     OutcomeUnknown,
+    SessionErased,
     StreamClosed,
     StreamNotFound,
     shown_id,
@@ -363,9 +365,19 @@ class DatabaseStreams(DatabaseOperations):
     # Writers
 
     def open(self, stream_id: str, writer: NewWriter, guard: Guard) -> None:
-        """Create the stream if it does not exist. If it is active, give its lease to this writer."""
-        parameters = {**_lease(writer), "run_id": writer.run_id, "agent_name": writer.agent_name}
-        self._repeatable_write(OPEN, stream_id, parameters, guard)
+        """Create the stream if it does not exist. If it is active, give its lease to this writer.
+
+        Raises `SessionErased` for the stream of an erased session.
+        """
+        parameters = {
+            **_lease(writer),
+            "run_id": writer.run_id,
+            "agent_name": writer.agent_name,
+            "digest": tombstone_digest(self.db.tenant, stream_id),
+        }
+        opened = self._repeatable_write(OPEN, stream_id, parameters, guard)
+        if not opened and not self.db.query(_streams(self.db).filter(stream_id=stream_id).exists):
+            raise SessionErased(stream_id)
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
         """Store chunks and return the last sequence. Raises `StreamClosed`.

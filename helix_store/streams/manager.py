@@ -533,7 +533,8 @@ class StreamManagerBase:
         """Create a writer, and the stream if it does not exist. Safe to repeat.
 
         One statement. It does not reactivate a stream that is paused, ended or failed: call
-        `reactivate_stream` before writing.
+        `reactivate_stream` before writing. Raises `SessionErased` for a new stream with the id of an erased
+        session, until that session is created again or the tombstone of the erasure is gone.
         """
         validation.identifier(stream_id, "stream_id")
         writer = NewWriter(

@@ -151,7 +151,11 @@ _CALL: Final[dict[str, validation.Rule]] = {
     "duration_ms": validation.milliseconds,
 }
 _OWN_FIELDS: Final[dict[UsageKind, dict[str, validation.Rule]]] = {
-    UsageKind.TOKENS: {"model": validation.identifier, "tokens": _TOKENS},
+    UsageKind.TOKENS: {
+        "model": validation.identifier,
+        "tokens": _TOKENS,
+        "duration_ms": validation.optional(validation.milliseconds),
+    },
     UsageKind.TOOL: {"tool_name": validation.identifier, **_CALL},
     UsageKind.SUBAGENT: {
         "agent_type": validation.identifier,

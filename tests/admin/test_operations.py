@@ -12,8 +12,9 @@ import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
-from django.db import connections
-from django.test import Client, RequestFactory
+from django.db import connections, transaction
+from django.db.models import Model
+from django.test import Client, RequestFactory, override_settings
 from django.urls import reverse
 
 from helix_store.actions.answers import ANSWER
@@ -24,9 +25,10 @@ from helix_store.admin.operating import list_action, run
 from helix_store.admin.sections import SECTIONS
 from helix_store.core.types import RunStatus, SessionState, StepInfo
 from helix_store.models import Session
-from tests.admin.conftest import Browser
+from tests.admin.conftest import Browser, EverythingOn
 from tests.admin.rows import store_of
 from tests.cells import for_each
+from tests.databases import CommittedDatabase
 
 SESSION_OPERATIONS: Final = SessionAdmin.row_operations
 
@@ -560,3 +562,42 @@ def test_a_deletion_says_how_much_of_each_kind_is_lost(browser: Browser) -> None
     assert "Checkpoints" in lost
     assert "Posts" not in lost
     assert len(page.statements) <= 12
+
+
+class LogElsewhere(EverythingOn):
+    """Routes the admin, with its users and log, to another database than the app."""
+
+    def __init__(self, alias: str, others: str) -> None:
+        super().__init__(alias)
+        self.others = others
+
+    def db_for_write(self, model: type[Model], **hints: Any) -> str:
+        return self.alias if model._meta.app_label == "helix_store" else self.others
+
+    db_for_read = db_for_write
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return db == self.alias if app_label == "helix_store" else None
+
+
+def test_a_log_in_another_database_has_what_was_committed(
+    sqlite_db: CommittedDatabase, postgres_db: CommittedDatabase
+) -> None:
+    store_of(postgres_db).create_session("s", agent_type="a")
+    session = Session.objects.using(postgres_db.alias).get(tenant=postgres_db.tenant, session_id="s")
+    with override_settings(DATABASE_ROUTERS=[LogElsewhere(postgres_db.alias, sqlite_db.alias)]):
+        request = RequestFactory().post("/")
+        request.user = User.objects.create_superuser(f"admin of {sqlite_db.tenant}")
+        entries = LogEntry.objects.filter(user_id=request.user.pk)
+
+        def mark() -> None:
+            assert run(
+                request, MARK_FAILED, session, {"reason": "by hand"}, expected=MARK_FAILED.shown(session)
+            ).is_done
+
+        with transaction.atomic(using=postgres_db.alias):
+            mark()
+            transaction.set_rollback(True, using=postgres_db.alias)
+        assert not entries.exists()
+        mark()
+        assert [entry.object_id for entry in entries] == [str(session.pk)]

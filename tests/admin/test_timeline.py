@@ -125,6 +125,16 @@ def test_a_step_has_its_model_tools_and_effects_with_durations_tokens_and_cost(b
     assert page.text.count("1,200 tokens · $0.25") == 3  # the run, the step and the model
 
 
+def test_a_model_call_with_a_duration_is_as_long_as_it_was(browser: Browser) -> None:
+    session = _store(browser).new_session("s", agent_type="a")
+    with session.turn() as turn:
+        turn.tokens(model="gpt-x", prompt=1, duration=4_200)
+        with turn.step() as step:
+            step.say({"role": "user", "content": "hello"})
+    text = _timeline(browser).text
+    assert re.search(r"gpt-x model .{0,120} 4\.2 s 1 tokens?", text), text
+
+
 def test_waits_say_who_has_decided_and_posts_where_they_were_received(browser: Browser) -> None:
     session = _store(browser).new_session("s", agent_type="a")
     with session.turn() as turn, turn.step() as step:

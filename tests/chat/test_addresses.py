@@ -75,7 +75,8 @@ async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
         ("GET", "agui/unknown/", None, 404, ""),
         ("POST", "ai/", {"messages": [user]}, 400, "/id"),
         ("POST", "ai/", {"id": "a/b", "messages": [user]}, 400, "/id"),
-        ("POST", "ai/", {"id": "t", "messages": []}, 400, "/messages/-1"),
+        ("POST", "ai/", {"id": "t", "messages": []}, 400, "/messages"),
+        ("POST", "ai/", {"id": "t", "messages": ["?"]}, 400, "/messages/0"),
         ("POST", "ai/", {"id": "t", "messages": [user], "trigger": "?"}, 400, "/trigger"),
         ("POST", "ai/", {"id": "t", "message": {**user, "id": ""}}, 400, "/message/id"),
         ("POST", "ai/", {"id": "t", "message": {**user, "parts": []}}, 400, "/message/parts"),
@@ -121,7 +122,8 @@ async def test_who_may_use_a_chat(chatting: Make) -> None:
         if response.status_code != status:
             wrong[may] = response.status_code
         if status == 429:
-            assert response.headers["Retry-After"] == "7"
+            # A client that comes back after 7 seconds is refused again.
+            assert response.headers["Retry-After"] == "8"
     assert not wrong
     assert (await site.request("GET", "threads/", owner=None)).status_code == 401
 
@@ -288,6 +290,16 @@ async def test_a_thread_is_listed_renamed_and_deleted(chatting: Make) -> None:
     assert (await site.request("GET", "threads/t2/")).status_code == 404
 
 
+async def test_a_long_title_is_shortened_when_a_thread_begins(chatting: Make) -> None:
+    site = chatting(title=lambda message: message["content"] * 3_000)
+    await site.post("t", "u1", "Łó")
+    title = (await site.json("GET", "threads/t/"))["title"]
+    assert title.startswith("ŁóŁó")
+    assert 4_090 < len(title.encode()) <= 4_096
+    # A title that a person has chosen is theirs to shorten.
+    assert (await site.request("PATCH", "threads/t/", {"title": "Ł" * 3_000})).status_code == 413
+
+
 async def test_a_waiting_message_is_listed_and_withdrawn(chatting: Make) -> None:
     site = chatting()
     await site.post("t", "u1")
@@ -332,6 +344,36 @@ async def test_an_approval_is_answered_with_its_digest(chatting: Make) -> None:
     assert len(site.runs) == 2
     await _drive(site)
     assert (await site.json("GET", "threads/t/"))["messages"][-1]["content"] == "300"
+
+
+@pytest.mark.parametrize("owner", ["ann", "user:7"])
+async def test_an_owner_of_any_text_answers_unless_it_is_the_requester(chatting: Make, owner: str) -> None:
+    """Text in the stored form of a Django user is not taken for one."""
+
+    def answer(turn: Any, out: Any) -> None:
+        requester = {"own": turn.state.user_id, "others": "bob"}[turn.messages()[-1]["content"]]
+        with turn.step() as step:
+            step.ask_approval("c", "refund", {}, requester=requester)
+
+    site = chatting(answer=answer)
+    wrong = {}
+    for thread, status in (("own", 403), ("others", 200)):
+        posted = {"id": "u1", "content": thread}
+        response = await site.request("POST", f"threads/{thread}/posts/", posted, owner=owner)
+        assert response.status_code == 201, response.content
+        await sync_to_async(site.drive)(thread, owner)
+        (call,) = (await site.json("GET", f"threads/{thread}/", owner=owner))["calls"]
+        given = {"approved": True, "digest": call["digest"]}
+        response = await site.request("POST", f"threads/{thread}/calls/c/", given, owner=owner)
+        if response.status_code != status:
+            wrong[thread] = response.content
+    assert wrong == {}
+    session = site.session("others", owner)
+    states = ("waiting", "received")
+    (post,) = (await sync_to_async(site.store.sessions.list_posts)(session.id, states=states)).items
+    call = (await sync_to_async(session.load)()).pending_client_tool_calls["c"]
+    actor = "owner:user:7" if owner == "user:7" else owner
+    assert (post.author, call["actors"]) == (actor, [actor])
 
 
 async def test_a_thread_that_has_ended_is_gone(chatting: Make) -> None:

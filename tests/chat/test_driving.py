@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
+from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import FencedOutError, TurnInterrupted, announce_ready
@@ -432,6 +433,42 @@ async def test_an_answer_can_be_a_coroutine_function(chatting: Make) -> None:
     assert [message["role"] for message in thread["messages"]] == [
         *("user", "assistant", "reasoning", "assistant", "tool"),
     ]
+
+
+async def test_a_coroutine_function_knows_the_client(chatting: Make) -> None:
+    """Also the client of a message that arrives during its turn."""
+
+    async def answer(turn: Any, out: Any) -> None:
+        while turn.is_active:
+            seen.append(turn.client.state)
+            if len(seen) == 1:
+                await site.request("POST", "agui/", run_input("t", "u2", state={"n": 2}))
+            async with turn.step() as step:
+                step.say({"role": "assistant", "content": "Yes."})
+                step.end_turn()
+
+    seen: list[Any] = []
+    site = chatting(answer=answer)
+    await site.request("POST", "agui/", run_input("t", state={"n": 1}))
+    await site.chat.adrive(site.chat.session_id("ann", "t"), tenant=site.database.tenant)
+    assert seen == [{"n": 1}, {"n": 2}]
+
+
+async def test_a_coroutine_function_may_say_what_is_due_without_waiting(chatting: Make) -> None:
+    async def answer(turn: Any, out: Any) -> None:
+        async with turn.step() as step:
+            with out.agent("helper") as sub:
+                await sub.atext("Help")
+                sub.text("ing.")
+            step.say({"role": "assistant", "content": "Yes."})
+            step.end_turn()
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    with override_settings(HELIX_STORE={"CHAT_FLUSH_MS": 0}):  # each write is due at once
+        await site.chat.adrive(site.chat.session_id("ann", "t"), tenant=site.database.tenant)
+    thread = await site.json("GET", "threads/t/")
+    assert {each["content"] for each in thread["messages"]} == {"Hello", "Helping.", "Yes."}
 
 
 def test_what_the_client_sends_is_passed_on_untrusted(chatting: Make) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import connections
 
 from helix_store import TurnInterrupted
 from helix_store.contrib.chat import threads
@@ -133,6 +134,92 @@ def test_an_edit_restores_the_state_before_the_message_however_long_ago(
     assert _edit(site, "anew", "u2").status_code == 200
     assert site.session("t").load().custom_state == {"steps": 2}
     assert _thread(site) == (["0", "Yes.", "1", "Yes."], ["anew"])
+
+
+@pytest.mark.parametrize("named", ["by-default", "its-answer", "its-message"])
+def test_a_request_for_another_answer_that_is_repeated_joins_its_run(chatting: Make, named: str) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        turns.append(turn)
+        if len(turns) == 2:
+            assert regenerate().status_code == 200  # the message has been received
+            out.text("A part of the answer.")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": f"Answer {len(turns)}."})
+            step.end_turn()
+
+    def regenerate() -> Any:
+        return _say(site, "one", trigger="regenerate-message", messageId=message_id)
+
+    turns: list[Any] = []
+    site = chatting(answer=answer)
+    _say(site, "one")
+    site.drive("t")
+    message, first = async_to_sync(site.json)("GET", "threads/t/?format=ai")["messages"]
+    message_id = {"its-answer": first["id"], "its-message": message["id"]}.get(named)
+    for _ in range(2):  # the message waits
+        assert regenerate().status_code == 200
+    site.drive("t")
+    site.drive("t")
+    assert _thread(site) == (["one", "Answer 2."], [])
+    runs = site.store.sessions.list_runs(site.session("t").id)
+    assert [run.status for run in runs] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize("named", [None, "u1"])
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_two_requests_for_another_answer_at_once_get_the_same(
+    chatting: Make, named: str | None, is_answered: bool
+) -> None:
+    def overtake(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        result = execute(sql, params, many, context)
+        if not overtaken and "_lock" in sql:
+            # This request has seen that the thread rests. Another one is faster.
+            overtaken.append(threading.Thread(target=regenerate_and_drive))
+            overtaken[0].start()
+            assert (is_over if is_answered else has_begun).wait(60)
+        return result
+
+    def regenerate_and_drive() -> None:
+        regenerate()
+        site.drive("t")
+        connections[site.database.alias].close()
+        is_over.set()
+
+    def answer(turn: Any, out: Any) -> None:
+        turns.append(turn)
+        if overtaken:
+            has_begun.set()
+            assert is_answered or may_end.wait(60)
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": f"Answer {len(turns)}."})
+            step.end_turn()
+
+    def regenerate() -> Any:
+        return _say(site, "one", trigger="regenerate-message", messageId=named)
+
+    has_begun, may_end, is_over = threading.Event(), threading.Event(), threading.Event()
+    overtaken: list[threading.Thread] = []
+    turns: list[Any] = []
+    site = chatting(answer=answer)
+    _say(site, "one")
+    site.drive("t")
+    with connections[site.database.alias].execute_wrapper(overtake):
+        assert regenerate().status_code == 200
+    may_end.set()
+    overtaken[0].join()
+    site.drive("t")
+    assert _thread(site) == (["one", "Answer 2."], [])
+
+
+def test_the_answer_to_an_earlier_message_is_made_anew(chatting: Make) -> None:
+    site = chatting()
+    for number in (1, 2):
+        _say(site, f"{number}", f"u{number}")
+        site.drive("t")
+    for _ in range(2):  # a repeat changes nothing
+        assert _say(site, "1", trigger="regenerate-message", messageId="u1").status_code == 200
+    site.drive("t")
+    assert _thread(site) == (["1", "You said 1."], [])
 
 
 def test_an_edit_is_stored_whole_or_not_at_all(chatting: Make) -> None:

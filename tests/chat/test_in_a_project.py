@@ -80,6 +80,22 @@ async def test_the_user_of_a_request_is_the_one_that_middleware_has_set(chatting
         assert response.status_code == 401
 
 
+async def test_a_requester_who_is_the_owner_does_not_answer_as_a_django_user(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            step.ask_approval("c", "refund", {}, requester=turn.state.user_id)
+
+    site = chatting(answer=answer, owner=lambda request: f"{request.user.pk}@example.com")
+    token = {"X-Token": "417"}
+    with override_settings(MIDDLEWARE=_with_middleware(f"{__name__}.token_middleware")):
+        await site.request("POST", "threads/t/posts/", {"id": "u1", "content": "Hello"}, **token)
+        await sync_to_async(site.drive)("t", "417@example.com")
+        (call,) = (await site.json("GET", "threads/t/", **token))["calls"]
+        given = {"approved": True, "digest": call["digest"]}
+        response = await site.request("POST", "threads/t/calls/c/", given, **token)
+        assert (response.status_code, json.loads(response.content)["code"]) == (403, "not_permitted")
+
+
 async def test_an_owner_is_nobody_else(chatting: Make) -> None:
     async def ann(request: HttpRequest) -> str:
         return "ann"

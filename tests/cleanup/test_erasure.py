@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import override_settings
 
@@ -19,7 +20,7 @@ from helix_store.cleanup.workspaces import digest_of
 from helix_store.core.types import StepInfo, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource
 from helix_store.engine.database import Database
-from helix_store.exceptions import InvalidQuery
+from helix_store.exceptions import InvalidQuery, SessionErased
 from helix_store.models import Lock, Session, Stream, SubSessionRef, Tombstone
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.stores import (
@@ -433,3 +434,34 @@ def test_a_user_is_forgotten_as_the_author_of_posts(store: DatabaseStateStore) -
     ]
     assert posts[1].post_id == waiting.post_id
     assert store.receive_posts("of-bob") == [other.message]
+
+
+def test_a_django_user_is_forgotten_as_the_author_of_posts(store: DatabaseStateStore) -> None:
+    store.create_session("of-bob", agent_type="agent", user_id="bob")
+    for key in (7, 77):
+        message = {"role": "user", "content": f"from {key}"}
+        store.post_message("of-bob", message, author=User(pk=key, username=f"user {key}"))
+    assert erase(using=store.alias, user_id="7").changed == {"post": 1}
+    posts = store.list_posts("of-bob", states=("waiting", "withdrawn")).items
+    assert [(post.author, post.state) for post in posts] == [(None, "withdrawn"), ("user:77", "waiting")]
+
+
+def test_no_writer_brings_back_the_stream_of_an_erased_session(store: DatabaseStateStore) -> None:
+    streams = DatabaseStreamManager(store.alias, tenant=store.tenant)
+
+    def write(stream_id: str) -> None:
+        writer = async_to_sync(streams.create_writer)(stream_id, "run", "agent")
+        async_to_sync(writer.write)({"type": "text", "text": "Dear Ada"})
+
+    store.create_session("adas", agent_type="agent", user_id="ada", stream_id="shared")
+    write("adas")
+    assert erase(using=store.alias, tenant=store.tenant, user_id="ada").complete
+    with pytest.raises(SessionErased):
+        write("adas")
+    assert not Stream.objects.using(store.alias).filter(tenant=store.tenant).exists()
+    # Other sessions may use this stream.
+    write("shared")
+    store.create_session("adas", agent_type="agent")
+    write("adas")
+    write("adas")
+    assert Stream.objects.using(store.alias).get(tenant=store.tenant, stream_id="adas").last_sequence == 2

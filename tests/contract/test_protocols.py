@@ -46,7 +46,9 @@ def test_a_class_has_every_call_of_its_protocol_with_its_parameters(
 ) -> None:
     calls = [name for name in dir(protocol) if not name.startswith("_")]
     assert len(calls) > 8
+    assert not isinstance(object(), protocol)
     for cls in classes:
+        assert isinstance(cls(), protocol)
         for name in calls:
             declared = inspect.signature(getattr(protocol, name)).parameters
             assert list(inspect.signature(getattr(cls, name)).parameters) == list(declared), (cls, name)

@@ -151,6 +151,7 @@ ELSEWHERE: Final = {
     "helix_store.reports.SessionDirectory": "It reads, and prunes one session after the other.",
     "helix_store.reports.list_streams": _READS,
     "helix_store.reports.usage_report": _READS,
+    "helix_store.sessions.messages.aannounce_due_posts": _ANNOUNCES,
     "helix_store.sessions.messages.announce_due_posts": _ANNOUNCES,
     "helix_store.stores.InMemoryBudgetStore": _IN_MEMORY,
     "helix_store.stores.InMemoryLockManager": _IN_MEMORY,

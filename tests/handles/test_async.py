@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 
+import helix_store
 from helix_store.exceptions import ConflictError, SessionBusy, StaleStateError, TurnInterrupted
 from helix_store.handles import SessionHandle, Step, Turn
 from helix_store.stores import InMemoryStateStore
@@ -21,19 +22,33 @@ HELLO = {"role": "user", "content": "hello"}
 NO_TWIN = {
     SessionHandle: {"effect", "step", "turn"},
     Step: set(),
-    Turn: {"effect", "step", "tokens", "tool"},
+    Turn: {"effect", "step"},
 }
-"""Calls that send nothing: what they return has an async form, or they only remember."""
+"""Calls that return something with an async form."""
 
 
 @pytest.mark.parametrize("cls", NO_TWIN, ids=lambda cls: cls.__name__)
-def test_every_call_that_sends_something_has_a_twin(cls: type) -> None:
+def test_every_call_has_a_twin(cls: type) -> None:
     names = {name for name, value in vars(cls).items() if inspect.isfunction(value) and name[0] != "_"}
     synchronous = {name for name in names if not inspect.iscoroutinefunction(getattr(cls, name))}
     assert names - synchronous == {f"a{name}" for name in synchronous - NO_TWIN[cls]}
     for name in synchronous - NO_TWIN[cls]:
         parameters = inspect.signature(getattr(cls, name)).parameters
         assert inspect.signature(getattr(cls, f"a{name}")).parameters == parameters
+
+
+def test_every_call_on_a_database_has_a_twin() -> None:
+    calls = {
+        name: found
+        for name in helix_store.__all__
+        if inspect.isfunction(found := getattr(helix_store, name)) and "using" in found.__annotations__
+    }
+    batches = {"erase", "expired_session_cleanup", "prune_streams"}
+    twins = {name for name, found in calls.items() if inspect.iscoroutinefunction(found)}
+    assert twins == {f"a{name}" for name in calls.keys() - twins - batches}
+    for name in twins:
+        synchronous, asynchronous = (inspect.signature(calls[each]) for each in (name[1:], name))
+        assert asynchronous == synchronous
 
 
 def test_a_whole_turn_in_a_loop(world: World) -> None:
@@ -49,7 +64,8 @@ def test_a_whole_turn_in_a_loop(world: World) -> None:
                     await asyncio.gather(
                         *(step.astage(f"call-{n}", merge_changes={f"{count}-{n}": n}) for n in range(3))
                     )
-                    turn.tokens(model="m", prompt=1)
+                    await turn.atokens(model="m", prompt=1)
+                    await turn.atool("search", True, 20)
                     if count == 2:
                         await step.await_for({"call": ASK})
         assert (await session.aload()).status == "paused"
@@ -60,7 +76,7 @@ def test_a_whole_turn_in_a_loop(world: World) -> None:
     state = session.load()
     assert state.custom_state == {f"{count}-{n}": n for count in (1, 2) for n in range(3)}
     assert world.store.list_runs("session")[0].status == "suspended_client_tool"
-    assert len(world.usage.get_entries("session")) == 2
+    assert len(world.usage.get_entries("session")) == 4
     assert world.locks.get_active_locks() == []
 
 

@@ -17,8 +17,10 @@ from helix_store import (
     InMemoryStore,
     NoOpLockManager,
     NotSupportedOnBackend,
+    SessionHandle,
     TurnInterrupted,
 )
+from helix_store.core.types import SessionStatus
 from helix_store.signals import effect_unknown, session_answered
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
@@ -105,6 +107,21 @@ def test_a_caller_may_catch_it_but_the_turn_is_over(own_world: World) -> None:
             with pytest.raises(TurnInterrupted) as again:
                 call()
             assert again.value is unknown.value
+
+
+def test_an_unknown_effect_of_the_handle_ends_the_sessions_own_turn_quietly(own_world: World) -> None:
+    session = own_world.new_session()
+    leave_started(own_world)
+    with heard(effect_unknown) as told, own_world.turn(session), session.effect("pay"):
+        pytest.fail("the block ran")
+    run = own_world.own.list_runs("session")[0]
+    assert (run.status, run.completion_reason) == ("interrupted", "effect:pay")
+    assert [each["effect_id"] for each in told] == ["pay"]
+    own_world.own.create_session("other", agent_type="agent")
+    others = SessionHandle(own_world.store, "other")
+    with pytest.raises(EffectUnknown), own_world.turn(others), session.effect("pay"):
+        pytest.fail("the block ran")
+    assert own_world.own.list_runs("other")[0].status == "failed"
 
 
 @for_each("options", [{"retry": True}, {"reconcile": lambda effect: effect.not_done()}])
@@ -316,3 +333,58 @@ def test_the_async_form(own_world: World) -> None:
 
     async_to_sync(work)()
     assert own_world.own.list_effects("session").items[0].result == 7
+
+
+@for_each("effect_id", ["free", "approved", "again"])
+@for_each("stop", ["abort", "interrupt", "failed", "completed", "paused"])
+def test_a_turn_that_was_stopped_elsewhere_attempts_nothing_more(
+    own_world: World, stop: str, effect_id: str
+) -> None:
+    session, store = own_world.new_session(), own_world.own
+    with own_world.turn(session) as turn, turn.step() as step:
+        step.ask_approval("approved", "pay", {"amount": 7})
+    store.submit_tool_result("session", "approved", approved=True, approval_id="approved", actor="ann")
+    expected = TurnInterrupted if stop in ("abort", "interrupt") else ConflictError
+    with contextlib.suppress(ConflictError), own_world.turn(session) as turn:
+        with contextlib.suppress(ZeroDivisionError), turn.effect("again"):
+            raise ZeroDivisionError
+        with turn.effect("earlier") as effect:
+            effect.done("kept")
+        if expected is TurnInterrupted:
+            store.request_interrupt("session", kind=stop, reason="stop it")
+        else:
+            state = session.load()
+            state.status = SessionStatus(stop)
+            store.save_state("session", state, expected_version=state.version)
+        with turn.effect("earlier") as effect:
+            assert effect.result == "kept"
+        options: dict[str, Any] = {"free": {}, "approved": {"approval": True}, "again": {"retry": True}}
+        with pytest.raises(expected) as refused, turn.effect(effect_id, **options[effect_id]):
+            pytest.fail("the block ran")
+        if expected is TurnInterrupted:
+            assert (turn.is_active, turn.stopped_by) == (False, refused.value)
+        raise ConflictError
+    assert {each.id: each.state for each in store.list_effects("session").items} == {
+        "again": "unknown",
+        "earlier": "done",
+    }
+    with session.effect("of nobody's turn") as effect:
+        effect.done()
+
+
+def test_the_documented_loop_pays_nothing_after_an_abort(own_world: World) -> None:
+    session, store, paid = own_world.new_session(), own_world.own, []
+    session.say({"role": "user", "content": "twice, please"})
+    with own_world.turn(session) as turn:
+        while turn.is_active:
+            calls = turn.messages(last=1)[0].get("tool_calls", [])
+            for call in calls:
+                with turn.effect(call["id"], tool_name="pay") as effect:
+                    paid.append(call["id"])
+                    effect.done()
+                store.request_interrupt("session", kind="abort", reason="operator")
+            with turn.step() as step:
+                step.say({"role": "assistant", "tool_calls": [{"id": "one"}, {"id": "two"}]})
+    assert paid == ["one"]
+    run = store.list_runs("session")[0]
+    assert (run.status, run.completion_reason) == ("interrupted", "operator")

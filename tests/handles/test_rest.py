@@ -199,3 +199,33 @@ def test_rest_does_not_depend_on_the_clock_of_a_worker(
     assert store.sessions.settle_effect("session", "pay", done=True)
     with session.turn() as turn:
         assert turn.is_active
+
+
+def test_an_effect_that_is_settled_during_the_last_turn_has_arrived(own_world: World) -> None:
+    session = own_world.new_session()
+    session.say(HELLO)
+    with own_world.turn(session) as turn:
+        with suppress(ZeroDivisionError), turn.effect("pay"):
+            raise ZeroDivisionError
+        with suppress(ZeroDivisionError), turn.effect("refund"):
+            raise ZeroDivisionError
+        with turn.effect("mail") as effect:
+            effect.done()
+        with turn.effect("call") as effect:
+            effect.not_done("nobody at home")
+        with turn.step() as step:
+            step.say(ANSWER)
+            assert own_world.store.settle_effect("session", "pay", done=True)
+            step.end_turn()
+    with own_world.turn(session) as turn:
+        assert turn.is_active
+        assert own_world.store.settle_effect("session", "refund", done=False)
+        with turn.step() as step:
+            step.end_turn()
+    # It was left unknown by an earlier run.
+    with own_world.turn(session) as turn:
+        assert turn.is_active
+        with turn.step() as step:
+            step.end_turn()
+    with own_world.turn(session) as turn:
+        assert not turn.is_active

@@ -31,6 +31,7 @@ def test_usage_is_recorded_with_the_step_session_run_and_step_filled_in(world: W
             model="m",
             prompt=3,
             completion=2,
+            duration=timedelta(seconds=2.5),
             reasoning=1,
             cached=1,
             cache_write=2,
@@ -55,6 +56,7 @@ def test_usage_is_recorded_with_the_step_session_run_and_step_filled_in(world: W
         prompt=3, completion=2, reasoning=1, cached=1, cache_write=2, audio_completion=1, total=5
     )
     assert str(tokens.cost_usd) == "0.250000000000"
+    assert (tokens.duration_ms, more.duration_ms) == (2_500, None)
     assert (search.tool_name, search.success, search.duration_ms) == ("search", True, 1_500)
     assert (book.tool_name, book.success, book.duration_ms) == ("book", False, 20)
     assert more.tokens.total == 9
@@ -108,7 +110,10 @@ def test_what_was_spent_outside_of_a_step_is_recorded_at_the_end(world: World) -
 
 @for_each(
     "bad",
-    [{"model": ""}, {"prompt": -1}, {"prompt": 1.5}, {"cost_usd": "much"}, {"total": -1}],
+    [
+        *({"model": ""}, {"prompt": -1}, {"prompt": 1.5}, {"cost_usd": "much"}, {"total": -1}),
+        *({"duration": -1}, {"duration": 1.5}, {"duration": timedelta(-1)}),
+    ],
     ids=repr,
 )
 def test_usage_that_makes_no_sense_is_refused_where_it_is_said(world: World, bad: dict[str, Any]) -> None:

@@ -657,29 +657,29 @@ def _calls(
 def _call(entry: dict[str, Any], before: datetime) -> Lane:
     """Return the lane of a usage entry, which is recorded when its call has ended.
 
-    The beginning of a model's answer is not stored: it cannot be earlier than the entry before it.
+    Without a duration, a model's answer cannot have begun earlier than the entry before it.
     """
-    end, spent = entry["timestamp"], Spent()
+    end, length, spent = entry["timestamp"], entry["duration_ms"], Spent()
+    start = end - timedelta(milliseconds=min(length or 0, _LONGEST_CALL))
     spent.add(entry)
     if entry["kind"] == UsageKind.TOKENS:
         name = printable(entry["model"] or NOTHING)
         return Lane(
             kind="model",
             label=name,
-            start=min(before, end),
+            start=min(before, end) if length is None else start,
             end=end,
             tone="info",
             note=_("model"),
             spent=spent,
-            is_longest=True,
+            is_longest=length is None,
         )
     is_tool = entry["kind"] == UsageKind.TOOL
     has_failed = entry["success"] is False
-    length = entry["duration_ms"]
     return Lane(
         kind="tool" if is_tool else "sub-agent",
         label=printable((entry["tool_name"] if is_tool else entry["agent_type"]) or NOTHING),
-        start=end - timedelta(milliseconds=min(length or 0, _LONGEST_CALL)),
+        start=start,
         end=end,
         tone="bad" if has_failed else "good",
         note=gettext("tool") if is_tool else gettext("sub-agent"),

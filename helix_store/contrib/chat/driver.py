@@ -35,6 +35,8 @@ from helix_store import (
 from helix_store.contrib.chat.out import Out, told_error
 from helix_store.contrib.chat.threads import Standing, look_at, standing_of
 from helix_store.contrib.chat.turns import ChatTurn
+from helix_store.core import validation
+from helix_store.core.limits import MAX_TITLE_BYTES
 from helix_store.engine.async_twins import async_twin, is_async
 
 __all__ = ["Answer", "Driver", "Pool", "run_thread"]
@@ -193,6 +195,7 @@ class Driver:
         try:
             turn.writer.begin()
             if is_async(self._answer):
+                turn.load_client()
                 async_to_sync(self._answer)(turn, out)
             else:
                 self._answer(turn, out)
@@ -216,8 +219,9 @@ class Driver:
 
 
 def _storable(title: str) -> str:
-    """Return a title without what a message can hold and a title cannot: NUL and lone surrogates."""
-    return title.encode("utf-8", "ignore").decode().replace("\0", "")
+    """Return a title without what a message can hold and a title cannot: NUL, lone surrogates, long text."""
+    title = title.encode("utf-8", "ignore").decode().replace("\0", "")
+    return validation.shortened(title, limit=MAX_TITLE_BYTES)
 
 
 _chats: Final[dict[str, Driver]] = {}

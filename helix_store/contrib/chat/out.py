@@ -22,6 +22,7 @@ from helix_store import SessionNotFound, Store, StreamNotFound, TurnInterrupted,
 from helix_store.contrib.chat.stored import ADDED, OWN, as_text, called, entries, parsed
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import async_twin
+from helix_store.stores.step import may_wait_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -187,9 +188,12 @@ class Writer:
             raise self._error
 
     def pump(self) -> None:
-        """Write what is in the buffer, at once or after the rest of the interval."""
+        """Write what is in the buffer, at once or after the rest of the interval.
+
+        In an event loop, which must not query a database, another thread writes it.
+        """
         self.raise_error()
-        if self.is_due or connections[self._alias].in_atomic_block:
+        if may_wait_here() and (self.is_due or connections[self._alias].in_atomic_block):
             self._flush_if_due()
         else:
             _flusher.add(self, self.due_at)

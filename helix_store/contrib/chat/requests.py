@@ -349,6 +349,8 @@ def ai_input(body: Mapping[str, Any]) -> AiInput:
         messages = body.get("messages")
         if not isinstance(messages, list):
             refuse("/messages", "expected a list")
+        if not messages and body.get("trigger") != "regenerate-message":
+            refuse("/messages", "expected a message")
         last = messages[-1] if messages else None
         path = f"/messages/{len(messages) - 1}"
     rest = {name: value for name, value in body.items() if name not in _OF_AI}

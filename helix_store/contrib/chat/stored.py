@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -26,7 +27,11 @@ __all__ = [
     "called",
     "entries",
     "entry",
+    "id_at",
+    "id_of_post",
     "is_added",
+    "may_be_given",
+    "own_id",
     "parsed",
     "reasoning_id",
     "text_id",
@@ -37,6 +42,7 @@ PieceKind = Literal["text", "reasoning", "call", "file", "data", "agent"]
 
 OWN: Final = "chat"
 ADDED: Final = "added"
+_GIVEN: Final = re.compile(r"message-[0-9]+|post-.+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +144,27 @@ def _is_data(part: Any) -> bool:
     return isinstance(part, Mapping) and str(part.get("type", "")).startswith("data-")
 
 
+def own_id(message: Mapping[str, Any]) -> str | None:
+    """Return the id that a message was stored with, or ``None``."""
+    given = message.get("id")
+    return given if isinstance(given, str) and given else None
+
+
+def id_at(index: int) -> str:
+    """Return the id of a message of the history that has none of its own."""
+    return f"message-{index + 1}"
+
+
+def id_of_post(post_id: str) -> str:
+    """Return the id of a message that was posted without one: clients see it before it has an index."""
+    return f"post-{post_id}"
+
+
+def may_be_given(message_id: str) -> bool:
+    """Return whether `id_at` or `id_of_post` may have given this id."""
+    return _GIVEN.fullmatch(message_id) is not None
+
+
 def entries(messages: Iterable[Mapping[str, Any]], first: int = 0) -> list[Entry]:
     return [entry(message, number) for number, message in enumerate(messages, first)]
 
@@ -146,8 +173,7 @@ def entry(message: Mapping[str, Any], number: int) -> Entry:
     """Read a stored message; ``number`` is its index, which names a message that has no id of its own."""
     own = message.get(OWN)
     own = own if isinstance(own, Mapping) else {}
-    given = message.get("id")
-    message_id = given if isinstance(given, str) and given else f"message-{number + 1}"
+    message_id = own_id(message) or id_at(number)
     role = str(message.get("role", ""))
     if role in ("tool", "function"):
         return _tool(message, message_id, own)

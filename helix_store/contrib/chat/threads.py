@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
@@ -15,12 +15,14 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 
 from helix_store import (
     UNSET,
     IdempotencyConflict,
     InvalidPayload,
     Message,
+    NotPermitted,
     Post,
     Run,
     RunStatus,
@@ -33,11 +35,13 @@ from helix_store import (
 )
 from helix_store.contrib.chat.aisdk import groups_of
 from helix_store.contrib.chat.requests import Answered, NewMessage, Refusal, refuse
-from helix_store.contrib.chat.stored import OWN, entries
+from helix_store.contrib.chat.stored import OWN, entries, id_at, id_of_post, may_be_given, own_id
 from helix_store.core.payloads import decode
 from helix_store.core.types import CheckpointHead
 from helix_store.engine.database import Database
 from helix_store.items import ItemLog
+from helix_store.models import Message as StoredMessage
+from helix_store.models import Post as StoredPost
 from helix_store.models import StreamChunk
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 from helix_store.stores.conditions import conditions_of_ids
@@ -47,6 +51,7 @@ __all__ = [
     "Look",
     "Standing",
     "Thread",
+    "client_of",
     "give_answers",
     "is_known",
     "load_thread",
@@ -89,7 +94,7 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """A thread as it is stored, read after the stream was looked at."""
+    """A thread as it is stored, read after the stream was looked at. All its messages and posts have ids."""
 
     state: SessionState
     messages: Sequence[Message]
@@ -142,10 +147,50 @@ def _waiting_posts(store: Store, session_id: str) -> list[Post]:
     cursor = None
     while True:
         page = store.sessions.list_posts(session_id, limit=_PAGE, cursor=cursor)
-        posts += page.items
+        posts += map(_with_id, page.items)
         cursor = page.next_cursor
         if cursor is None:
             return posts
+
+
+def _with_id(post: Post) -> Post:
+    if post.message is None or own_id(post.message) is not None:
+        return post
+    return replace(post, message={**post.message, "id": id_of_post(post.post_id)})
+
+
+def _messages(store: Store, session_id: str, last: int | None = None) -> list[Message]:
+    """Return the history, or its ``last`` messages, with the ids that clients see.
+
+    A message without an id of its own keeps the one that it had as a post, or is named by its index.
+    """
+    page = store.sessions.get_messages(session_id, limit=last, order="asc" if last is None else "desc")
+    messages = page.messages if last is None else page.messages[::-1]
+    first = page.total - len(messages)
+    nameless = [first + number for number, message in enumerate(messages) if own_id(message) is None]
+    if not nameless:
+        return messages
+    posts = _posts_at(store, session_id, nameless[0])
+    given = {index: id_of_post(posts[index]) if index in posts else id_at(index) for index in nameless}
+    return [
+        {**message, "id": given[index]} if index in given else message
+        for index, message in enumerate(messages, first)
+    ]
+
+
+def _posts_at(store: Store, session_id: str, first: int) -> dict[int, str]:
+    """Return the ids of the posts that were received as messages from this index on, by their index.
+
+    After a rewind, another message may have the index of a post, but not the time of its reception.
+    """
+    message = StoredMessage.objects.filter(
+        session=OuterRef("session"), sequence=OuterRef("position") + 1, created_at=OuterRef("received_at")
+    )
+    found = StoredPost.objects.using(store.alias).filter(
+        Exists(message), session__tenant=store.tenant, session__session_id=session_id, position__gte=first
+    )
+    rows = found.values_list("position", "post_id")
+    return dict(Database(store.alias, store.tenant).query(partial(list, rows)))
 
 
 def load_thread(
@@ -165,7 +210,7 @@ def load_thread(
         run = runs[0] if runs else None
         standing = _standing(store, state, posts, run)
     # Last, so that the messages are never older than what the standing was decided on.
-    messages = store.sessions.get_messages(session_id).messages
+    messages = _messages(store, session_id)
     return Thread(state=state, messages=messages, posts=posts, run=run, standing=standing)
 
 
@@ -241,10 +286,11 @@ def post_message(
     owner: str,
     actor: Any,
     client: Mapping[str, Any],
-) -> tuple[Post, SessionState | None]:
+) -> tuple[Post | None, SessionState | None]:
     """Post a user's message, whatever the agent is doing. Safe to repeat.
 
-    The first message begins the thread: then this also returns the state of the new session.
+    The first message begins the thread: then this also returns the state of the new session. There is no post
+    to return of a message that the history got without an id of its own, and that the client sends again.
     """
     own: dict[str, Any] = {"client": dict(client)} if client else {}
     if message.metadata is not None:
@@ -254,12 +300,19 @@ def post_message(
         stored[OWN] = own
     session = store.session(session_id)
     try:
+        if may_be_given(message.id):
+            # No post has this key if the message was stored without an id.
+            post, first = _found(store, session_id, message.id)
+            if first is not None:
+                _require_same(first, message)
+                return post, None
         return session.post(stored, key=message.id, author=actor), None
     except IdempotencyConflict:
         # A repeat says the same, but the client may have another state or context by now.
-        first = _said(store, session_id, message)
+        _, first = _found(store, session_id, message.id)
         if first is None:
             raise
+        _require_same(first, message)
         key = first.get(OWN, {}).get("answer", message.id)
         return session.post(first, key=key, author=actor), None
     except SessionNotFound:
@@ -277,13 +330,19 @@ def post_message(
         return session.post(stored, key=message.id, author=actor), state
 
 
-def _said(store: Store, session_id: str, message: NewMessage) -> Message | None:
-    """Return the message with the same id and the same content that a thread has, received or waiting."""
-    posts = [post.message for post in _waiting_posts(store, session_id) if post.message is not None]
-    for each in (*posts, *store.session(session_id).messages()):
-        if each.get("id") == message.id and each.get("content") == message.content:
-            return each
-    return None
+def _found(store: Store, session_id: str, message_id: str) -> tuple[Post | None, Message | None]:
+    """Return the message of a thread with this id, and its post if it waits."""
+    post = _waiting_post(store, session_id, message_id)
+    if post is not None:
+        return post, post.message
+    # Read after the posts: a message that is received in between is found.
+    messages = _messages(store, session_id)
+    return None, next((message for message in reversed(messages) if message["id"] == message_id), None)
+
+
+def _require_same(stored: Message, message: NewMessage) -> None:
+    if stored.get("content") != message.content:
+        raise IdempotencyConflict(message.id)
 
 
 def give_answers(
@@ -308,6 +367,9 @@ def give_answers(
         approval_id = call.get("approval_id")
         if (approval_id is None) != (answer.approved is None):
             continue
+        if call.get("requester") is not None and call["requester"] == state.user_id:
+            # The owner of a thread answers in it, whatever the name of the actor is.
+            raise NotPermitted(answer.call_id, "requester")
         if client and not has_new:
             # Before the answer, because the next turn may begin as soon as that is stored.
             _keep_client(store, state.session_id, client)
@@ -318,12 +380,17 @@ def give_answers(
 def newest_client(store: Store, session_id: str) -> dict[str, Any]:
     """Return what the client sent with the newest message of a user, or with an answer to a call after it."""
     message = _newest_of_user(store, session_id)
-    own = message.get(OWN)
-    client = own.get("client", {}) if isinstance(own, dict) else {}
+    client = client_of(message)
     kept = _client_of_answers(store, session_id).get(_CLIENT)
     if kept is not None and kept.payload["after"] == _answer_of(message):
-        client = kept.payload["client"]
-    return dict(client)
+        client = dict(kept.payload["client"])
+    return client
+
+
+def client_of(message: Message) -> dict[str, Any]:
+    """Return what the client sent with a user's message."""
+    own = message.get(OWN)
+    return dict(own.get("client", {})) if isinstance(own, dict) else {}
 
 
 def _keep_client(store: Store, session_id: str, client: Mapping[str, Any]) -> None:
@@ -346,7 +413,7 @@ def _newest_of_user(store: Store, session_id: str) -> Message:
     """Return the newest message of a user that the thread has received; empty if there is none."""
     last = _LOOK_BACK_FOR_USER
     while True:
-        messages = store.session(session_id).messages(last=last)
+        messages = _messages(store, session_id, last)
         for message in reversed(messages):
             if message.get("role") == "user":
                 return message
@@ -398,8 +465,7 @@ def _give(store: Store, session_id: str, answer: Answered, approval_id: str | No
 def withdraw(store: Store, session_id: str, message_id: str) -> bool:
     """Withdraw the waiting message with this id, and return whether it was waiting."""
     for post in _waiting_posts(store, session_id):
-        own_id = (post.message or {}).get("id")
-        if message_id in (own_id, post.post_id):
+        if message_id in ((post.message or {}).get("id"), post.post_id):
             return store.sessions.withdraw_post(session_id, post.post_id)
     return False
 
@@ -446,8 +512,9 @@ def rewind_and_post(
     """Rewind a thread to before a user's message, post it anew, and return its id. Safe to repeat.
 
     Without ``edited``, the message stays as it was: the answer to it is made anew. ``before`` is then the id
-    of the answer, or ``None`` for the last one. With ``edited``, it is the id of the message. A message that
-    waits is withdrawn. A run is interrupted, because what it says would be taken back.
+    of the message or of the answer, or ``None`` for the last one. With ``edited``, it is the id of the
+    message. A message that waits is withdrawn. A run is interrupted, because what it says would be taken
+    back, unless it makes this answer already.
     """
     content = None if edited is None else edited.content
     post = None if edited is None else _waiting_post(store, session_id, before)
@@ -461,19 +528,26 @@ def rewind_and_post(
                 return str(before)
 
     def found(*, is_locked: bool) -> tuple[Sequence[Message], int | None]:
-        messages = store.session(session_id).messages()
+        messages = _messages(store, session_id)
         return messages, _index_of(store, session_id, messages, before, content, is_locked=is_locked)
+
+    def joined() -> str:
+        return str(before) if edited is not None else _message_to_join(store, session_id, messages, before)
 
     messages, index = found(is_locked=False)
     if index is None:
-        return str(before) if edited is not None else _newest_message(store, session_id, messages)
+        return joined()
+    answer = _answer_of(messages[index])
     if standing_of(store, session_id) is Standing.RUNNING:
+        if edited is None and index == _users_in(messages)[-1]:
+            # The thread was at rest, so another request has had this answer made anew.
+            return joined()
         _interrupt(store, session_id, "rewound")
     with store.locks.wait_acquire(session_id, timeout_ms=_PATIENCE_MS) as lock:
         # Another request may have rewound the thread before this one had the lock.
         messages, index = found(is_locked=True)
-        if index is None:
-            return str(before) if edited is not None else _newest_message(store, session_id, messages)
+        if index is None or (edited is None and _answer_of(messages[index]) != answer):
+            return joined()
         new = _made_anew(messages[index], edited, client, seed=[before, index])
         with transaction.atomic(using=store.alias):
             _rewind(store, session_id, messages, index, token=lock.fencing_token)
@@ -514,10 +588,10 @@ def _index_of(
 
     If this request has the lock of the thread (``is_locked``), nobody else drives it.
     """
-    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
-    if content is not None or any(messages[index].get("id") == before for index in users):
-        found = [index for index in users if messages[index].get("id") == before]
-        if not found:
+    users = _users_in(messages)
+    named = [index for index in users if messages[index]["id"] == before]
+    if content is not None:
+        if not named:
             if _waiting_post(store, session_id, before) is not None:
                 return None
             raise Refusal(
@@ -526,25 +600,29 @@ def _index_of(
                 "The thread has no such message.",
                 path="/messageId",
             )
-        return None if messages[found[-1]].get("content") == content else found[-1]
-    if before is None:
+        return None if messages[named[-1]].get("content") == content else named[-1]
+    if named and named[-1] != users[-1]:
+        return named[-1]
+    if named or before is None:
+        # A repeat finds that the last message is being answered.
         look = look_at(store, session_id)
         is_at_work = bool(look.arrived) if is_locked else look.standing is not Standing.RESTING
         return None if is_at_work or not users else users[-1]
     for group in groups_of(entries(messages)):
         if group.id == before and group.after:
-            return max(index for index in users if messages[index].get("id") == group.after)
+            return max(index for index in users if messages[index]["id"] == group.after)
     return None
 
 
+def _users_in(messages: Sequence[Message]) -> list[int]:
+    return [index for index, message in enumerate(messages) if message.get("role") == "user"]
+
+
 def is_known(store: Store, session_id: str, message_id: str) -> bool:
-    """Return whether a thread has a user's message with this id, received or waiting."""
+    """Return whether a thread has a message with this id, received or waiting."""
     if not store.sessions.session_exists(session_id):
         return False
-    messages = store.session(session_id).messages()
-    if any(message.get("id") == message_id for message in messages):
-        return True
-    return _waiting_post(store, session_id, message_id) is not None
+    return _found(store, session_id, message_id)[1] is not None
 
 
 def _waiting_post(store: Store, session_id: str, message_id: str | None) -> Post | None:
@@ -552,12 +630,13 @@ def _waiting_post(store: Store, session_id: str, message_id: str | None) -> Post
     return next((post for post in posts if (post.message or {}).get("id") == message_id), None)
 
 
-def _newest_message(store: Store, session_id: str, messages: Sequence[Message]) -> str:
+def _message_to_join(store: Store, session_id: str, messages: Sequence[Message], before: str | None) -> str:
+    """Return the id of the user's message whose answer a repeat follows: by default, the newest one."""
     posts = [post.message for post in _waiting_posts(store, session_id) if post.message is not None]
-    users = [message for message in (*messages, *posts) if message.get("role") == "user" and "id" in message]
+    users = [str(message["id"]) for message in (*messages, *posts) if message.get("role") == "user"]
     if not users:
         refuse("/messageId", "the thread has no message of a user")
-    return str(users[-1]["id"])
+    return before if before in users else users[-1]
 
 
 def _rewind(store: Store, session_id: str, messages: Sequence[Message], keep: int, *, token: int) -> None:

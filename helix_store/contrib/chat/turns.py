@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, cast
@@ -25,7 +25,7 @@ from helix_store import (
 )
 from helix_store.contrib.chat.out import Out, Writer
 from helix_store.contrib.chat.stored import OWN, is_added, without_own_keys
-from helix_store.contrib.chat.threads import newest_client
+from helix_store.contrib.chat.threads import client_of, newest_client
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import BothContexts, async_twin
 
@@ -95,9 +95,26 @@ class ChatTurn(Turn):
     @property
     def client(self) -> Client:
         """What the client sent with the newest message of a user, or with an answer to a call after it."""
-        if self._client is None:
-            self._client = Client(**newest_client(self._chat_store, self.session.id))
+        return self.load_client() if self._client is None else self._client
+
+    def load_client(self) -> Client:
+        """Read what the client sent. The driver calls this for a coroutine function, which could not wait."""
+        self._client = Client(**newest_client(self._chat_store, self.session.id))
         return self._client
+
+    def _note_received(self, messages: Sequence[Message]) -> None:
+        """Take what the client sent with messages that arrived during the turn."""
+        users = [message for message in messages if message.get("role") == "user"]
+        if users and self._client is not None:
+            self._client = Client(**client_of(users[-1]))
+
+    def receive(self) -> list[Message]:
+        """Receive due posts now, as `Turn.receive` does."""
+        received = super().receive()
+        self._note_received(received)
+        return received
+
+    areceive = async_twin(receive)  # type: ignore[arg-type]  # it is called on this class alone
 
     def messages(self, last: int | None = None) -> list[Message]:
         """Return all messages of the session, or the ``last`` ones, oldest first, as a model expects them."""
@@ -198,6 +215,7 @@ class _ChatStep(BothContexts):
     def _committed(self, writer: Writer, *, is_shown: bool) -> None:
         turn, state = self._turn, self._step.state
         turn.has_committed = True
+        turn._note_received(self._step.received)
         chunk: dict[str, Any] = {
             "said": [_head(message) for message in self._messages],
             "received": [message.get("id", "") for message in self._step.received],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -63,6 +64,7 @@ from helix_store.contrib.chat.threads import (
     stop_thread,
     withdraw,
 )
+from helix_store.core.approvals import USER
 from helix_store.engine.async_twins import is_async
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import read_cursor, write_cursor
@@ -150,7 +152,8 @@ class Views:
         if runs:
             await self._require_permission(request)
         owner = str(owner)
-        return _Who(store=self._chat.store(tenant), owner=owner, actor=owner if user is None else user)
+        actor = _actor(owner) if user is None else user
+        return _Who(store=self._chat.store(tenant), owner=owner, actor=actor)
 
     async def _require_permission(self, request: HttpRequest) -> None:
         may_run = self._chat._may_run
@@ -160,7 +163,7 @@ class Views:
         if answer is True:
             return
         if isinstance(answer, int | float) and answer is not False:
-            seconds = max(1, round(answer))
+            seconds = max(1, math.ceil(answer))
             message = f"Too many requests; try again in {seconds} seconds."
             headers = {"Retry-After": str(seconds)}
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too_many_requests", message, headers=headers)
@@ -285,9 +288,9 @@ class Views:
             actor=who.actor,
             client=client,
         )
-        if begun is not None:
+        if begun is not None and post is not None:
             return new_thread(begun, post)
-        is_waiting = post.state == "waiting" and joined is None
+        is_waiting = post is not None and post.state == "waiting" and joined is None
         return join(who.store, session_id, standing=Standing.DUE if is_waiting else None)
 
     def _stream(
@@ -415,7 +418,7 @@ class Views:
                 actor=who.actor,
                 client={},
             )
-            return str(post.state)
+            return "received" if post is None else str(post.state)
 
         state = await _in_thread(write)
         return _json({"id": message.id, "state": state}, status=HTTPStatus.CREATED)
@@ -466,6 +469,14 @@ async def _user_of(request: HttpRequest) -> Any:
         user = None if auser is None else await auser()
         return user if user is not None and user.is_authenticated else None
     return await _in_thread(lambda: request.user if request.user.is_authenticated else None)
+
+
+def _actor(owner: str) -> str:
+    """Return the name under which an owner who is not a Django user posts and answers.
+
+    Text in the stored form of a Django user would impersonate that user.
+    """
+    return f"owner:{owner}" if owner.startswith(USER) else owner
 
 
 async def _asked(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Any:

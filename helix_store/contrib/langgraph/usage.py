@@ -36,6 +36,9 @@ class _Call(NamedTuple):
     metadata: Mapping[str, Any]
     began_ns: int
 
+    def milliseconds(self) -> int:
+        return (time.monotonic_ns() - self.began_ns) // 1_000_000
+
 
 class _InBothWays:
     """A callback that records, which is a coroutine function for an event loop.
@@ -123,7 +126,15 @@ class UsageRecorder(BaseCallbackHandler):
         tokens = _tokens(usage)
         now = time.time_ns() // 1_000_000
         cost = hour_long_cost(model, tokens, now, _detail(usage, "input_token_details", _FOR_AN_HOUR))
-        self._record(run_id, call, kind=UsageKind.TOKENS, model=model, tokens=tokens, cost_usd=cost)
+        self._record(
+            run_id,
+            call,
+            kind=UsageKind.TOKENS,
+            model=model,
+            tokens=tokens,
+            duration_ms=call.milliseconds(),
+            cost_usd=cost,
+        )
 
     # --- Tools ---
 
@@ -158,7 +169,7 @@ class UsageRecorder(BaseCallbackHandler):
                 kind=UsageKind.TOOL,
                 tool_name=session_id_for(call.name),
                 success=success,
-                duration_ms=(time.monotonic_ns() - call.began_ns) // 1_000_000,
+                duration_ms=call.milliseconds(),
             )
 
     # --- Calls ---

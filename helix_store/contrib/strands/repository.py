@@ -396,11 +396,11 @@ class DjangoStorage(Storage):
     belongs to no session is an item of the session ``shared_session_id``. A write is one transaction under
     the session's lock and replaces the value of the key. It records the usage of the messages in a snapshot
     in the usage ledger, each message once, under the name ``model``, unless that is ``None``. ``user_id`` is
-    the user of the sessions; a session of another user raises `ConflictError`. With a ``fencing_token``, a
-    write raises `FencedOutError` if the session's lock has a larger one. An erased session is not created
-    again, which raises `SessionErased`, unless ``recreate`` is True. If a write is cancelled, the caller is
-    told after its transaction has ended. Raises Strands' ``StorageError`` for a key that is not valid, and
-    the errors of helix_store.
+    the user of the sessions, but not of the shared one; a session of another user raises `ConflictError`.
+    With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. An
+    erased session is not created again, which raises `SessionErased`, unless ``recreate`` is True. If a write
+    is cancelled, the caller is told after its transaction has ended. Raises Strands' ``StorageError`` for a
+    key that is not valid, and the errors of helix_store.
 
     Example::
 
@@ -422,14 +422,12 @@ class DjangoStorage(Storage):
         shared_session_id: str = "strands-storage",
         recreate: bool = False,
     ) -> None:
-        self._storage = ItemStorage(
-            agent_type,
-            using,
-            tenant=tenant,
-            user_id=user_id,
-            fencing_token=fencing_token,
-            recreate=recreate,
+        storage = partial(
+            ItemStorage, agent_type, using, tenant=tenant, fencing_token=fencing_token, recreate=recreate
         )
+        self._storage = storage(user_id=user_id)
+        # What belongs to no session belongs to no user either, so that no user's erasure deletes it.
+        self._shared_storage = storage(user_id=None)
         self._model = validation.optional_identifier(model, "model")
         self._shared_id = session_id_for(shared_session_id)
 
@@ -457,7 +455,7 @@ class DjangoStorage(Storage):
                     ],
                 )
 
-        await self._storage.awrite(session_id, write)
+        await self._storage_of(session_id).awrite(session_id, write)
 
     async def read(self, key: str) -> bytes | None:
         """Return the value of a key, or ``None``. One query. Raises `IntegrityFault`."""
@@ -473,7 +471,7 @@ class DjangoStorage(Storage):
             Item.objects.using(locked.alias).filter(session_id=locked.key, lane=_LANE, key=name).delete()
 
         try:
-            await self._storage.awrite(session_id, delete, create=False)
+            await self._storage_of(session_id).awrite(session_id, delete, create=False)
         except SessionNotFound:
             return
 
@@ -503,6 +501,9 @@ class DjangoStorage(Storage):
             else:
                 keys.append(name if session_id == self._shared_id else f"session/{session_id}/{name}")
         return sorted(key for key in keys if key.startswith(prefix))
+
+    def _storage_of(self, session_id: str) -> ItemStorage:
+        return self._shared_storage if session_id == self._shared_id else self._storage
 
     def _session_and_name(self, key: str) -> tuple[str, str]:
         """Return the id of the session with a key, and the key of its item."""

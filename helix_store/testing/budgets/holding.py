@@ -340,6 +340,42 @@ class BudgetTurnContract(BudgetTests):
             assert amounts(capped.budgets.status("cap")) == (Decimal("1.07"), 13, Decimal("0.1"), 5)
         assert amounts(capped.budgets.status("cap")) == (Decimal("1.07"), 13, 0, 0)
 
+    @table(
+        ("before", "after"),
+        [(None, "ada"), ("ada", None), ("ada", "ada"), (None, "other"), ("ada", "other")],
+    )
+    def test_a_hold_survives_a_change_of_the_value_if_the_budget_still_applies(
+        self, store: Any, session: Any, before: str | None, after: str | None
+    ) -> None:
+        given = {"scope": "user", "limit_usd": 10, "limit_tokens": 1_000}
+        store.budgets.set_budget("cap", **given, value=before)
+        with session.turn(**_HOLDS):
+            store.budgets.set_budget("cap", **given, value=after)
+            held = (0, 0) if after == "other" else (Decimal("0.1"), 5)
+            assert amounts(store.budgets.status("cap", value=after or "ada"))[2:] == held
+            if after == "other":
+                store.budgets.set_budget("cap", **given, value=before)
+                assert amounts(store.budgets.status("cap", value="ada"))[2:] == (0, 0)
+
+    def test_a_new_budget_of_the_name_of_a_deleted_one_has_no_holds(self, capped: Any, session: Any) -> None:
+        with session.turn(**_HOLDS):
+            assert capped.budgets.delete_budget("cap")
+            capped.budgets.set_budget("cap", scope="tenant", limit_usd=10)
+            assert amounts(capped.budgets.status("cap")) == (0, 0, 0, 0)
+
+    def test_an_estimate_of_nothing_replaces_the_reservation(self, capped: Any, session: Any) -> None:
+        with session.turn(**_HOLDS) as turn, turn.step(estimate_usd=0, estimate_tokens=0):
+            assert amounts(capped.budgets.status("cap")) == (0, 0, 0, 0)
+
+    def test_a_session_with_another_user_holds_nothing_of_the_first(self, store: Any, session: Any) -> None:
+        store.budgets.set_budget("cap", scope="user", limit_usd=10)
+        with session.turn(estimate_usd=1) as turn:
+            with turn.step() as step:
+                step.state.user_id = "other"
+            held = [store.budgets.status("cap", value=user).held_usd for user in ("ada", "other")]
+            assert held == [0, 1]
+        assert store.budgets.status("cap", value="other").held_usd == 0
+
     def test_an_estimate_needs_the_locks_of_the_store(self, capped: Any, session: Any) -> None:
         other = self.make_store(tenant="-other")
         for locks in (NoOpLockManager(), other.locks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
@@ -276,6 +277,29 @@ class EffectContract(StoreTests):
         with pytest.raises(FencedOutError), handle.effect("other"):
             pytest.fail("the block ran")
         assert [each.id for each in store.list_effects(session_id).items] == ["e"]
+
+    @table("is_settled", [False, True])
+    def test_a_late_end_of_a_former_holder_is_a_conflict_too(
+        self, store: Any, session_id: str, is_settled: bool
+    ) -> None:
+        manager, first = self._held(session_id)
+        handle = self._session(store, session_id, first.fencing_token)
+        late = handle.effect("e").__enter__()
+        first.release()
+        second = manager.acquire(session_id)
+        assert second is not None
+        if is_settled:
+            assert store.settle_effect(session_id, "e", done=True, result="settled")
+        else:
+            successor = self._session(store, session_id, second.fencing_token)
+            with successor.effect("e", retry=True) as effect:
+                effect.done("repeated")
+        with pytest.raises(ConflictError) as caught:
+            late.done("late")
+        assert isinstance(caught.value, FencedOutError)
+        assert pickle.loads(pickle.dumps(caught.value)).to_dict() == caught.value.to_dict()  # noqa: S301
+        (stored,) = store.list_effects(session_id).items
+        assert (stored.state, stored.result) == ("done", "settled" if is_settled else "repeated")
 
     def test_the_lock_of_another_tenant_is_another_lock(self, store: Any, session_id: str) -> None:
         own, other = self.make_lock_manager(), self.make_lock_manager(tenant="other")

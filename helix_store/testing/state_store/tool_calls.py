@@ -108,6 +108,13 @@ class ToolCallContract(StoreTests):
         store.add_pending_tool_calls("child", {"call-1": ASK, "call-2": APPROVE})
         assert [contents(store, name) for name in ("root", "child")] == before
 
+    @table("amount", [True, 1.0, [1], "1"])
+    def test_an_equal_input_of_another_type_is_another_call(self, store: StateStore, amount: Any) -> None:
+        create_family(store)
+        store.add_pending_tool_calls("child", {"call-1": {**ASK, "input": {"amount": 1}}})
+        with pytest.raises(ConflictError):
+            store.add_pending_tool_calls("child", {"call-1": {**ASK, "input": {"amount": amount}}})
+
     @table("state", ["pending", "answered", "completed", "of another session"])
     def test_another_call_under_a_taken_id_is_refused(self, store: StateStore, state: str) -> None:
         create_family(store)

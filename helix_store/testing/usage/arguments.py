@@ -68,6 +68,7 @@ REFUSED: Final[list[tuple[str, Any]]] = [
     ),
     ("tokens/input", {**tokens(), "tokens": {"input": 1}}),
     *(("tokens", {**tokens(), "tokens": bad}) for bad in (None, 7, "many", [1])),
+    *(("duration_ms", tokens(duration_ms=bad)) for bad in BAD_COUNTS),
     *(("tool_name", tool(tool_name=bad)) for bad in (*BAD_IDENTIFIERS, None)),
     *(("success", tool(success=bad)) for bad in (None, 0, 1, "true")),
     *(("duration_ms", tool(duration_ms=bad)) for bad in (*BAD_COUNTS, None)),

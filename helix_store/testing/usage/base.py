@@ -77,6 +77,8 @@ EVERY_KIND: Final[list[dict[str, Any]]] = [
     tokens(id="ä/🚂 '; --", step_count=0, timestamp=0, run_id="run-1", cost_usd="0.000000000001"),
     tokens(prompt=1, completion=2, reasoning=3, cached=4, total=2**63 - 1, timestamp=253_402_300_799_999),
     tokens(prompt=9, completion=8, cache_write=5, audio_prompt=6, audio_completion=7, total=17),
+    tokens(prompt=1, duration_ms=0),
+    tokens(prompt=1, duration_ms=2**63 - 1),
     tool(success=True, duration_ms=0),
     tool(success=False, duration_ms=2**63 - 1, source={"type": "tool", "name": "search"}, cost_usd="1.5"),
     sub_agent(success=True, step_count=2**63 - 1),

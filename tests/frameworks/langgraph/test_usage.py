@@ -106,6 +106,7 @@ def test_a_response_is_recorded_with_the_counts_of_its_message(
     (entry,) = entries(committed_db)
     assert entry.tokens == MEASURED
     assert (entry.model, entry.source.name, entry.step_count) == ("fast-2026", "think", 1)
+    assert entry.duration_ms is not None
     page = DatabaseUsageStore(committed_db.alias, tenant=committed_db.tenant).query_usage(user_id="ada")
     assert [found.id for found in page.entries] == [entry.id]
 

@@ -6,11 +6,13 @@ import random
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from strands import Agent
 from strands.types import exceptions
 
 from example_project.frameworks.strands import ScriptedModel, weather
 from helix_store import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore
+from helix_store.cleanup import erase
 from helix_store.exceptions import ConflictError, FencedOutError
 from helix_store.models import Item
 from tests.databases import CommittedDatabase
@@ -114,3 +116,14 @@ async def test_a_superseded_writer_is_refused(committed_db: CommittedDatabase) -
     assert (
         await Item.objects.using(committed_db.alias).filter(session__tenant=committed_db.tenant).acount() == 1
     )
+
+
+async def test_keys_of_no_session_belong_to_no_user(committed_db: CommittedDatabase) -> None:
+    for user in (None, "ada", "bob"):
+        await storage_of(committed_db, user_id=user).write(f"tools/{user}", b"shared by all")
+    await storage_of(committed_db, user_id="ada").write("session/trip/x", b"of Ada")
+    await sync_to_async(erase)(using=committed_db.alias, tenant=committed_db.tenant, user_id="ada")
+    shared = storage_of(committed_db, user_id="bob")
+    assert await shared.list() == ["tools/None", "tools/ada", "tools/bob"]
+    await shared.delete("tools/ada")
+    assert await shared.read("tools/ada") is None
