@@ -28,7 +28,19 @@ from functools import cache, partial
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db.models import CASCADE, AutoField, ForeignKey, Model, QuerySet, UniqueConstraint
+from django.db import router
+from django.db.models import (
+    CASCADE,
+    DO_NOTHING,
+    PROTECT,
+    RESTRICT,
+    AutoField,
+    ForeignKey,
+    Model,
+    QuerySet,
+    UniqueConstraint,
+)
+from django.db.models.deletion import Collector
 
 from helix_store.conf import TENANT_POLICY, table_name
 from helix_store.core.payloads import decode
@@ -37,6 +49,7 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import distinct_values, for_keys, list_parameter
 from helix_store.engine.statement import Statement
 from helix_store.engine.statement import table as sql_name
+from helix_store.exceptions import ConflictError
 from helix_store.models import Session, Stream
 from helix_store.models.fields import CallIdField, CallIdsField
 
@@ -419,10 +432,13 @@ def children_of_sessions() -> list[Any]:
 
 def cascades_of(model: type[Model]) -> list[Any]:
     """Return the relations to a model whose rows are deleted with its rows."""
+    return [relation for relation in _relations_to(model) if relation.on_delete is CASCADE]
+
+
+def _relations_to(model: type[Model]) -> Iterator[Any]:
     # Hidden fields also count: with related_name="+", no attribute of the model leads to the rows.
     fields: list[Any] = model._meta.get_fields(include_hidden=True)
-    relations = (field for field in fields if field.auto_created and not field.concrete)
-    return [relation for relation in relations if relation.on_delete is CASCADE]
+    return (field for field in fields if field.auto_created and not field.concrete)
 
 
 def children_with_rows(db: Database, keys: Collection[int]) -> list[Any]:
@@ -446,6 +462,81 @@ def _children_with_rows() -> Statement:
         )
     )
     return for_keys(f"SELECT {', '.join(firsts)}")
+
+
+# --- Foreign keys of other apps ----------------------------------------------------------------------
+
+_PACKAGE: Final = __name__.partition(".")[0]
+_REFUSING: Final = (PROTECT, RESTRICT)
+
+
+def is_of_package(model: type[Model]) -> bool:
+    """Return whether the model is one of helix_store or of its adapters."""
+    return model.__module__.partition(".")[0] == _PACKAGE
+
+
+def references_to(model: type[Model]) -> list[Any]:
+    """Return the foreign keys of other apps to a model on which somebody must act when its rows are deleted.
+
+    Nobody has to if the database acts by itself, as with ``DB_SET_NULL``, or does not notice the deletion.
+    """
+    return [
+        relation
+        for relation in _relations_to(model)
+        if relation.on_delete is not None
+        and not hasattr(relation.on_delete, "on_delete_sql")
+        and not (relation.on_delete is DO_NOTHING and not relation.field.db_constraint)
+        and not is_of_package(relation.related_model)
+    ]
+
+
+def references_to_sessions(alias: str | None = None) -> list[Any]:
+    """Return the foreign keys to sessions whose rows remain when a session is deleted.
+
+    ``alias`` selects those whose tables are in this database.
+    """
+    return [
+        relation
+        for relation in references_to(Session)
+        if relation.on_delete is not CASCADE
+        and (alias is None or router.allow_migrate_model(alias, relation.related_model))
+    ]
+
+
+def is_refusing(relation: Any) -> bool:
+    """Return whether a foreign key protects the rows that it refers to."""
+    return relation.on_delete in _REFUSING
+
+
+def refuse_protected(db: Database, keys: Collection[int]) -> None:
+    """Raise `ConflictError` if a foreign key of another app protects one of these sessions."""
+    for relation in references_to_sessions(db.alias):
+        if is_refusing(relation) and _referring(db, relation, keys).exists():
+            raise ConflictError(
+                f"Rows of {relation.related_model._meta.label} protect the session by their foreign key "
+                f"{relation.field.name}; delete or change these rows first."
+            )
+
+
+def release_sessions(db: Database, keys: Collection[int]) -> None:
+    """Do what foreign keys of other apps declare in ``on_delete``, such as ``SET_NULL``.
+
+    Call in the transaction that deletes the sessions, before they are deleted. Raises `ConflictError`.
+    """
+    refuse_protected(db, keys)
+    collector = Collector(using=db.alias)
+    for relation in references_to_sessions(db.alias):
+        rows = _referring(db, relation, keys)
+        # Django also asks first whether there are rows, unless the function declares that it need not.
+        if getattr(relation.on_delete, "lazy_sub_objs", False) or rows.exists():
+            relation.on_delete(collector, relation.field, rows, db.alias)
+    collector.delete()
+
+
+def _referring(db: Database, relation: Any, keys: Collection[int]) -> QuerySet[Any]:
+    rows = relation.related_model._base_manager.using(db.alias)
+    found: QuerySet[Any] = rows.filter(**{f"{relation.field.name}__in": keys})
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

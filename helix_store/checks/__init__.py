@@ -32,6 +32,7 @@ def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
         databases.check_citus_settings,
         databases.check_citus,
         settings.check_stream_permission,
+        settings.check_references,
         databases.check_postgres_durability,
         databases.check_search_path,
         databases.check_policies,

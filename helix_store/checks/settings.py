@@ -13,13 +13,22 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
+from django.db.models import DO_NOTHING
 from django.urls import URLResolver, get_resolver
 from django.utils.module_loading import import_string
 
 from helix_store import conf
 from helix_store.catalogue import tables
-from helix_store.catalogue.table import APP, children_of_sessions
+from helix_store.catalogue.table import (
+    APP,
+    children_of_sessions,
+    is_of_package,
+    is_refusing,
+    references_to,
+    references_to_sessions,
+)
 from helix_store.engine.database import alias_of, app_connections
+from helix_store.models import Session
 from helix_store.transfer.records import format_of
 
 
@@ -203,6 +212,32 @@ def check_app_tables(**kwargs: Any) -> list[CheckMessage]:
         )
         for model in (relation.related_model for relation in children_of_sessions())
         if model not in known
+    ]
+
+
+@register(Tags.models, "helix_store")
+def check_references(**kwargs: Any) -> list[CheckMessage]:
+    """Report E020: a foreign key of another app, because of which rows of the store cannot be deleted."""
+    references = [
+        relation
+        for relation in references_to_sessions()
+        if relation.on_delete is DO_NOTHING or is_refusing(relation)
+    ]
+    # The store deletes the rows of its other tables with SQL, without Django's on_delete.
+    others = {each.model for each in tables() if is_of_package(each.model)} - {Session}
+    references += [relation for model in others for relation in references_to(model)]
+    return [
+        Error(
+            f"{relation.related_model._meta.label} has a foreign key {relation.field.name} to "
+            f"{relation.model._meta.label}, whose rows cannot be deleted while a row refers to them: "
+            "deletions, retention and erasure fail.",
+            hint="Store the session's id in a CharField instead. A foreign key to a session may also have "
+            "on_delete=SET_NULL, SET_DEFAULT or CASCADE. If the database itself acts on a deletion, silence "
+            "this check.",
+            obj=relation.field,
+            id="helix_store.E020",
+        )
+        for relation in sorted(references, key=lambda relation: str(relation.field))
     ]
 
 

@@ -15,7 +15,13 @@ from django.db.models import Count, Exists, F, Model, OuterRef, QuerySet, Sum
 
 from helix_store import conf
 from helix_store.catalogue import tables
-from helix_store.catalogue.table import children_of_sessions, children_with_rows, let_go, tenants_with_rows
+from helix_store.catalogue.table import (
+    children_of_sessions,
+    children_with_rows,
+    let_go,
+    refuse_protected,
+    tenants_with_rows,
+)
 from helix_store.cleanup.workspaces import (
     ErasureReceipt,
     MissingProvider,
@@ -236,6 +242,15 @@ def require_writable(db: Database, keys: Collection[int]) -> None:
     Its sessions may continue in the other database, with the same snapshots. Raise `TenantMoved`.
     """
     sessions_with_keys(db, keys).update(updated_at=F("updated_at"))
+
+
+def require_deletable(db: Database, keys: Collection[int]) -> None:
+    """Refuse the deletion of locked sessions before their snapshots are deleted.
+
+    Raise `TenantMoved`, or `ConflictError` if a foreign key of another app protects one of the sessions.
+    """
+    refuse_protected(db, keys)
+    require_writable(db, keys)
 
 
 def ids_of(db: Database, keys: Collection[int]) -> list[str]:
@@ -777,7 +792,7 @@ class Erasure:
         keeps_snapshots = self.leave_snapshots or self.dry_run
         snapshots = [] if keeps_snapshots else snapshots_of_tree(db, keys, self._providers)
         if snapshots:
-            require_writable(db, keys)
+            require_deletable(db, keys)
         for snapshot in snapshots:
             snapshot.delete()
         erased = self._erase_locked(db, keys, ids)

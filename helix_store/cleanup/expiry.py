@@ -17,7 +17,12 @@ from typing import Any, Final
 from django.db.models import F, QuerySet
 
 from helix_store.catalogue.table import Sweep, sweeps
-from helix_store.cleanup.erasure import has_no_workspaces, require_writable, snapshots_of_tree
+from helix_store.cleanup.erasure import (
+    has_no_workspaces,
+    require_deletable,
+    require_writable,
+    snapshots_of_tree,
+)
 from helix_store.cleanup.workspaces import (
     CleanupDetails,
     CleanupOutcome,
@@ -341,7 +346,7 @@ class DatabaseCleanup:
             unmarked = {head.pk for head in locked} - set(marked.values_list("pk", flat=True))
             snapshots = snapshots_of_tree(db, unmarked, providers) if unmarked else []
             if snapshots:
-                require_writable(db, unmarked)
+                require_deletable(db, [head.pk for head in locked])
             for snapshot in snapshots:
                 snapshot.delete()
             return delete_tree(db, key.session_id, keep_usage=True), len(snapshots)

@@ -31,7 +31,7 @@ from helix_store.cleanup.erasure import (
     in_use_from_now_on,
     is_in_use,
     links_into,
-    require_writable,
+    require_deletable,
     row_counts,
     sessions_with_streams,
     snapshots_of_tree,
@@ -312,7 +312,7 @@ class Retention:
             if is_in_use(db, keys):
                 return None
             if snapshots := snapshots_of_tree(db, keys, self._providers):
-                require_writable(db, keys)
+                require_deletable(db, keys)
             for snapshot in snapshots:
                 snapshot.delete()
                 deleted_snapshots += 1

@@ -23,7 +23,7 @@ from django.core.management.base import (
     DjangoHelpFormatter,
     OutputWrapper,
 )
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, IntegrityError, connections
 
 from helix_store.actions.sessions import SessionAction
 from helix_store.core.ids import parse_checkpoint_id
@@ -206,6 +206,8 @@ class StoreCommand(BaseCommand):
             raise WrongUsage(str(exc)) from exc
         except HelixStoreError as exc:
             raise CommandError(str(exc)) from exc
+        except IntegrityError as exc:
+            raise CommandError(f"The database refused a change: {exc}") from exc
         except DatabaseError as exc:
             if is_unavailable(Database(options["database"], "").connection, exc):
                 raise CommandError(str(StoreUnavailable())) from exc

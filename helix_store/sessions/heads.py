@@ -14,7 +14,7 @@ from django.db.models import Exists, Model, OuterRef, Subquery
 from django.db.models.functions import Coalesce
 
 from helix_store.catalogue import Part, Table, copied_by
-from helix_store.catalogue.table import children_with_rows, let_go
+from helix_store.catalogue.table import children_with_rows, let_go, release_sessions
 from helix_store.core import moments, validation
 from helix_store.core.patches import merge_changes
 from helix_store.core.payloads import decode, decode_object
@@ -263,7 +263,10 @@ def lock_forest(db: Database, tops: Sequence[int]) -> dict[int, set[int]]:
 
 
 def delete_locked_sessions(db: Database, locked: Collection[int], *, keep_usage: bool) -> Rows:
-    """Delete locked sessions, children first, and return the numbers of deleted rows."""
+    """Delete locked sessions, children first, and return the numbers of deleted rows.
+
+    Raises `ConflictError` if a foreign key of another app protects one of them.
+    """
     deleted: Rows = Counter()
     if not locked:
         return deleted
@@ -280,6 +283,7 @@ def delete_locked_sessions(db: Database, locked: Collection[int], *, keep_usage:
     session = Session.objects.filter(pk=OuterRef("session_id"))
     root_id = session.values(root=Coalesce("root_session_id", "session_id"))
     usage.update(tree_id=Subquery(root_id), session=None)
+    release_sessions(db, locked)
     deleted[Session] = Session.objects.using(db.alias).filter(pk__in=locked)._raw_delete(db.alias)
     return deleted + delete_orphaned_streams(db, stream_ids)
 

@@ -37,6 +37,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import Q, QuerySet
 
 from helix_store.catalogue import Table, declared, tables
+from helix_store.catalogue.table import references_to_sessions
 from helix_store.core import validation
 from helix_store.core.payloads import Serializable
 from helix_store.engine.database import Database, alias_of, app_aliases
@@ -415,13 +416,22 @@ class TenantMove:
             )
 
     def _require_exports(self) -> None:
-        """Refuse a move if rows that are not copied would be deleted with the tenant's sessions."""
+        """Refuse a move if other apps have rows that are not copied but need the tenant's sessions."""
         for child in unfenced():
             rows = child.related_model._base_manager.using(self._source.alias)
             if rows.filter(**{f"{child.field.name}__tenant": self.tenant}).exists():
                 raise InvalidQuery(
                     f"The rows of {child.related_model._meta.label} are deleted with their session but are "
                     "not exported: call helix_store.adapters.register_table in its app.",
+                    path="tenant",
+                )
+        for reference in references_to_sessions(self._source.alias):
+            label, name = reference.related_model._meta.label, reference.field.name
+            rows = reference.related_model._base_manager.using(self._source.alias)
+            if rows.filter(**{f"{name}__tenant": self.tenant}).exists():
+                raise InvalidQuery(
+                    f"Rows of {label} refer to sessions of the tenant, which have other keys in the other "
+                    f"database: store the session's id instead of the foreign key {name}.",
                     path="tenant",
                 )
 

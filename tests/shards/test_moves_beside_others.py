@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.core.management import CommandError
@@ -21,7 +22,9 @@ from helix_store.testing.usage.base import tokens
 from helix_store.transfer import fences as fence_sql
 from helix_store.transfer.fences import ARRIVING, COPYING, FENCED, fence_of, put_up, take_down
 from helix_store.transfer.moves import TenantMove, find_move
+from tests.adapters.test_foreign_keys import orders
 from tests.adapters.third_party.models import Page
+from tests.cells import for_each
 from tests.cleanup.conftest import LONG_AGO
 from tests.databases import fresh_tenant
 from tests.shards.conftest import Pair
@@ -271,3 +274,18 @@ def test_a_move_to_a_database_that_is_lost_is_aborted_by_force(routed: Pair, dow
         move(tenant, "--abort", "--force")
     store.create_session("new", agent_type="agent")
     assert fence_of(Database(routed.first, tenant)) is None
+
+
+@for_each("on_delete", [models.SET_NULL, models.PROTECT])
+def test_a_move_is_refused_while_another_app_refers_to_its_sessions(routed: Pair, on_delete: Any) -> None:
+    tenant = f"{GROUP}:{fresh_tenant()}"
+    filled(tenant)
+    with orders(*routed.aliases, on_delete=on_delete) as order:
+        session = Session.objects.using(routed.first).filter(tenant=tenant)[0]
+        row = order.objects.using(routed.first).create(session=session)
+        with pytest.raises(CommandError, match=r"Rows of notebook\.Order refer to sessions of the tenant"):
+            move(tenant, "--to", routed.second)
+        assert find_move(tenant) is None
+        row.delete()
+        move(tenant, "--to", routed.second)
+        move(tenant, "--abort")

@@ -1,0 +1,172 @@
+"""Foreign keys of another app to sessions: a deletion does what ``on_delete`` declares, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import connections, models
+from django.db.models import CASCADE, DO_NOTHING, PROTECT, RESTRICT, SET, SET_DEFAULT, SET_NULL, Model
+
+from helix_store import checks
+from helix_store.cleanup import erase, expired_session_cleanup
+from helix_store.contrib.langgraph.models import LangGraphCheckpoint
+from helix_store.core.types import SESSION_EXPIRED, RetentionPolicy
+from helix_store.exceptions import ConflictError
+from helix_store.models import Checkpoint, Session
+from helix_store.retention import apply_retention
+from helix_store.stores import DatabaseStateStore
+from tests.cells import Cells, for_each
+from tests.cleanup.providers import MemoryProvider
+from tests.commands.running import run
+from tests.databases import CommittedDatabase, delete_all_rows
+
+LONG_AGO = timedelta(days=4_000)
+
+
+@contextmanager
+def orders(*aliases: str, to: type[Model] = Session, **options: Any) -> Iterator[Any]:
+    """A model of another app with a foreign key, and its table in these databases."""
+    try:
+
+        class Order(models.Model):
+            session = models.ForeignKey(to, null=True, related_name="+", **options)
+
+            class Meta:
+                app_label = "notebook"
+
+            def __str__(self) -> str:
+                return ""
+
+        apps.clear_cache()
+        for alias in aliases:
+            with connections[alias].schema_editor() as editor:
+                editor.create_model(Order)
+        try:
+            yield Order
+        finally:
+            for alias in aliases:
+                with connections[alias].schema_editor() as editor:
+                    editor.delete_model(Order)
+    finally:
+        del apps.all_models["notebook"]["order"]
+        apps.clear_cache()
+
+
+def created(database: CommittedDatabase, session_id: str, **fields: Any) -> Session:
+    """A session that ended long ago, which every way of deletion may delete."""
+    store = DatabaseStateStore(database.alias, tenant=database.tenant)
+    state = store.create_session(session_id, agent_type="agent")
+    store.save_state(session_id, replace(state, **fields))
+    sessions = Session.objects.using(database.alias).filter(tenant=database.tenant, session_id=session_id)
+    session = sessions.get()
+    past = session.created_at - LONG_AGO
+    sessions.update(status="failed", failure_reason=SESSION_EXPIRED, expires_at=past, updated_at=past)
+    return session
+
+
+def _by_store(database: CommittedDatabase) -> int:
+    return DatabaseStateStore(database.alias, tenant=database.tenant).delete_session("doomed")
+
+
+def _by_erasure(database: CommittedDatabase, **options: Any) -> int:
+    return erase(using=database.alias, tenant=database.tenant, session_id="doomed", **options).trees
+
+
+def _by_erasure_of_the_tenant(database: CommittedDatabase, **options: Any) -> int:
+    return erase(using=database.alias, tenant=database.tenant, **options).trees
+
+
+def _by_cleanup(database: CommittedDatabase, **options: Any) -> int:
+    return expired_session_cleanup(using=database.alias, delete_after=timedelta(days=1), **options).deleted
+
+
+def _by_retention(database: CommittedDatabase, **options: Any) -> int:
+    policy = RetentionPolicy(sessions_idle_days={"failed": 1})
+    return apply_retention(using=database.alias, policy=policy, **options).trees
+
+
+WAYS = [_by_store, _by_erasure, _by_erasure_of_the_tenant, _by_cleanup, _by_retention]
+
+
+@pytest.mark.parametrize("on_delete", [SET_NULL, SET_DEFAULT, SET(None), SET(lambda: None)])
+def test_a_deletion_sets_the_foreign_key_as_it_declares(
+    committed_db: CommittedDatabase, on_delete: Any
+) -> None:
+    with orders(committed_db.alias, on_delete=on_delete, default=None) as order, Cells() as cells:
+        for way in WAYS:
+            with cells.check(way.__name__):
+                delete_all_rows(committed_db.alias)
+                rows = order.objects.using(committed_db.alias)
+                row = rows.create(session=created(committed_db, "doomed"))
+                assert way(committed_db) == 1
+                row.refresh_from_db()
+                assert row.session_id is None
+                assert not Session.objects.using(committed_db.alias).exists()
+
+
+@pytest.mark.parametrize("on_delete", [PROTECT, RESTRICT])
+def test_a_protected_session_is_kept_and_the_error_names_the_model(
+    committed_db: CommittedDatabase, on_delete: Any
+) -> None:
+    with orders(committed_db.alias, on_delete=on_delete) as order:
+        delete_all_rows(committed_db.alias)
+        order.objects.using(committed_db.alias).create(session=created(committed_db, "doomed"))
+        with pytest.raises(ConflictError, match=r"notebook\.Order protect .* session"):
+            _by_store(committed_db)
+        ended = run(committed_db.alias, "helix_sessions", "delete", "doomed", "--no-input")
+        assert (ended.code, "notebook.Order" in ended.err) == (1, True)
+        with Cells() as cells:
+            for way in WAYS[1:]:
+                with cells.check(way.__name__):
+                    assert way(committed_db) == 0
+        order.objects.using(committed_db.alias).update(session=None)
+        assert _by_store(committed_db) == 1
+
+
+def test_the_snapshots_of_a_protected_session_are_kept(committed_db: CommittedDatabase) -> None:
+    with orders(committed_db.alias, on_delete=PROTECT) as order, Cells() as cells:
+        for way in (_by_erasure, _by_erasure_of_the_tenant, _by_retention):
+            with cells.check(way.__name__):
+                order.objects.using(committed_db.alias).all().delete()
+                delete_all_rows(committed_db.alias)
+                session = created(committed_db, "doomed", workspace_refs={"files": {"provider": "memory"}})
+                order.objects.using(committed_db.alias).create(session=session)
+                provider = MemoryProvider({"doomed": ["snapshot"]})
+                assert way(committed_db, workspace_providers={"memory": provider}) == 0
+                assert provider.deleted == []
+
+
+@for_each("on_delete", [SET_NULL, SET_DEFAULT, CASCADE])
+def test_e020_keeps_quiet_about_a_foreign_key_that_works(on_delete: Any) -> None:
+    with orders(on_delete=on_delete, default=None):
+        assert checks.settings.check_references() == []
+    with orders(on_delete=DO_NOTHING, db_constraint=False):
+        assert checks.settings.check_references() == []
+
+
+@for_each(
+    ("to", "on_delete"),
+    [
+        *((Session, on_delete) for on_delete in (PROTECT, RESTRICT, DO_NOTHING)),
+        *((Checkpoint, on_delete) for on_delete in (CASCADE, SET_NULL, PROTECT)),
+        (LangGraphCheckpoint, CASCADE),
+    ],
+)
+def test_e020_a_foreign_key_that_prevents_deletions(to: type[Model], on_delete: Any) -> None:
+    with orders(to=to, on_delete=on_delete) as order:
+        (message,) = checks.settings.check_references()
+        assert (message.id, message.obj) == ("helix_store.E020", order._meta.get_field("session"))
+        assert f"notebook.Order has a foreign key session to {to._meta.label}" in message.msg
+
+
+def test_the_doctor_reports_e020(committed_db: CommittedDatabase) -> None:
+    with orders(on_delete=PROTECT):
+        ended = run(committed_db.alias, "helix_doctor", "--tenant", committed_db.tenant)
+    assert ended.code == 1
+    assert "helix_store.E020" in ended.out
