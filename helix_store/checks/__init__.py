@@ -25,6 +25,7 @@ def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
         return of_settings
     checks: list[Callable[..., list[CheckMessage]]] = [
         settings.check_database_alias,
+        settings.check_routed_tables,
         databases.check_sqlite_settings,
         *([databases.check_sqlite_version] if deploy else []),
         *([databases.check_orphaned_transactions] if deploy else []),

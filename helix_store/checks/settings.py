@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
@@ -27,7 +27,7 @@ from helix_store.catalogue.table import (
     references_to,
     references_to_sessions,
 )
-from helix_store.engine.database import alias_of, app_connections
+from helix_store.engine.database import alias_of, app_aliases, app_connections
 from helix_store.models import Session
 from helix_store.transfer.records import format_of
 
@@ -139,6 +139,42 @@ def check_database_alias(**kwargs: Any) -> list[CheckMessage]:
             )
         ]
     return []
+
+
+@register(Tags.models, "helix_store")
+def check_routed_tables(only: str | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Report E021, tables that the routers keep out of a database with sessions, and W012, the opposite."""
+    messages: list[CheckMessage] = []
+    aliases_of_sessions = app_aliases()
+    for alias in connections if only is None else [only]:
+        has_sessions = alias in aliases_of_sessions
+        labels = {
+            table.model._meta.app_label
+            for table in tables()
+            if router.allow_migrate_model(alias, table.model) != has_sessions
+        }
+        if labels:
+            messages.append((_missing if has_sessions else _unused)(alias, ", ".join(sorted(labels))))
+    return messages
+
+
+def _missing(alias: str, labels: str) -> Error:
+    return Error(
+        f"DATABASE_ROUTERS let the database {alias!r} have sessions, but not the tables of {labels}, which "
+        "belong to sessions and their tenants: calls and commands fail there.",
+        hint="Let allow_migrate give the same answer for these app labels as for helix_store, and create the "
+        'tables: see "Sessions in a database of their own" in docs/scale-out.md.',
+        id="helix_store.E021",
+    )
+
+
+def _unused(alias: str, labels: str) -> Warning:
+    return Warning(
+        f"DATABASE_ROUTERS let the database {alias!r} have the tables of {labels}, but no sessions: the "
+        "tables stay empty there.",
+        hint="Let allow_migrate give the same answer for these app labels as for helix_store.",
+        id="helix_store.W012",
+    )
 
 
 def _unsupported(connection: Any) -> str | None:

@@ -190,6 +190,7 @@ _NOTHING_TO_EXAMINE: Final = frozenset(
         "helix_store.E004",
         "helix_store.E012",
         "helix_store.E017",
+        "helix_store.E021",
     }
 )
 """After one of these findings, the tables may be missing, wrong, or unreadable because of the settings."""

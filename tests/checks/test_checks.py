@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -93,6 +94,59 @@ def test_e019_a_database_that_the_stores_cannot_use(monkeypatch: pytest.MonkeyPa
                 patched.setattr(connection, name, value)
             assert ids(checks.settings.check_database_alias()) == ["helix_store.E019"]
     assert checks.settings.check_database_alias() == []
+
+
+class LabelRouter:
+    """The usual router of one app, which forgets the apps of the adapters."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
+        return (db == "default") == (app_label == "helix_store")
+
+
+class PrefixRouter:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        if app_label.startswith(("helix_store", "notebook")):
+            return db == "default"
+        return None
+
+
+class KeptOutRouter:
+    """Only the tables of the adapters may be everywhere."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return db == "default" if app_label == "helix_store" else None
+
+
+@pytest.fixture
+def two_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings, "other", connections.settings["default"])
+
+
+def routed_by(name: str) -> Any:
+    return override_settings(DATABASE_ROUTERS=[f"{__name__}.{name}"])
+
+
+def routing_problems() -> list[Any]:
+    return [each for each in run_checks() if each.id in ("helix_store.E021", "helix_store.W012")]
+
+
+def test_e021_tables_that_are_not_where_the_sessions_are(two_databases: None) -> None:
+    assert routing_problems() == []
+    with routed_by("PrefixRouter"):
+        assert routing_problems() == []
+    with routed_by("LabelRouter"):
+        missing, *unused = routing_problems()
+    assert (missing.id, set(ids(unused))) == ("helix_store.E021", {"helix_store.W012"})
+    assert "'default'" in missing.msg
+    assert {"helix_store_langgraph", "notebook"} <= set(re.findall(r"\w+", missing.msg))
+
+
+def test_w012_tables_where_no_sessions_are(two_databases: None) -> None:
+    with routed_by("KeptOutRouter"):
+        found = routing_problems()
+    assert set(ids(found)) == {"helix_store.W012"}
+    assert all("'default'" not in each.msg for each in found)
+    assert "helix_store_langgraph" in found[0].msg
 
 
 class NowhereRouter:
