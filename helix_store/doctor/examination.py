@@ -240,6 +240,7 @@ def diagnose(
     db = Database(using, tenant or "", None)
     if dry_run and not fix:
         raise InvalidQuery("dry_run reports what fix would do; pass both.", path="dry_run")
+    schema.require_app(db)
     return _Examination(Scope(db, tenant, session_id), fix, dry_run, listener or Listener()).run(deploy)
 
 

@@ -51,6 +51,7 @@ from helix_store.management.output import (
     visible,
 )
 from helix_store.reports.session import checkpoint_of_step
+from helix_store.schema import require_app
 from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.stores import DatabaseStateStore
 from helix_store.stores.directory import SessionDirectory
@@ -190,6 +191,7 @@ class StoreCommand(BaseCommand):
     def _execute(self, *args: Any, **options: Any) -> None:
         """Run on one database."""
         try:
+            require_app(Database(options["database"], ""))
             super().execute(*args, **options)
         except BrokenPipeError:
             # The reader has closed the pipe, as `head` does.
