@@ -82,6 +82,11 @@ class DatabaseSource:
     def session_count(self) -> int:
         return self._db.query(self._chosen(Session).count)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to export."""
+        return next(self.units(), None) is None
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         with self._db.snapshot():

@@ -42,7 +42,7 @@ from helix_store.core import validation
 from helix_store.core.payloads import Serializable
 from helix_store.engine.database import Database, alias_of, app_aliases
 from helix_store.engine.expressions import tenant_parameter
-from helix_store.exceptions import InvalidQuery, StoreBusy, StoreUnavailable, shown_id
+from helix_store.exceptions import InvalidQuery, NotFoundError, StoreBusy, StoreUnavailable, shown_id
 from helix_store.models import Session, UsageEntry
 from helix_store.sessions.heads import delete_locked_sessions
 from helix_store.sessions.locking import lock_sessions
@@ -209,6 +209,19 @@ def rows_of_tenant(db: Database) -> Iterator[QuerySet[Any]]:
     for each in _tables_of_tenants():
         rows = each.model._base_manager.using(db.alias).filter(tenant=tenant_parameter(db.tenant))
         yield rows.order_by(*each.order)
+
+
+def _has_rows(db: Database) -> bool:
+    return any(db.query(rows.exists) for rows in rows_of_tenant(db))
+
+
+def require_rows(db: Database) -> None:
+    """Raise `NotFoundError` if nothing is stored for the tenant in the database."""
+    if not _has_rows(db):
+        raise NotFoundError(
+            f"Nothing is stored for the tenant {shown_id(db.tenant)} in the database {db.alias!r}: there is "
+            "nothing to move. A new tenant begins in the database that the project's router names."
+        )
 
 
 def _counted(db: Database) -> dict[str, int]:
@@ -410,10 +423,11 @@ class TenantMove:
         fence = fence_of(self._target)
         if fence is not None and fence.phase not in ("moved", *_IN_TARGET):
             raise InvalidQuery(f"The tenant is currently being moved from {target!r}.", path="to")
-        if any(rows.exists() for rows in rows_of_tenant(self._target)):
+        if _has_rows(self._target):
             raise InvalidQuery(
                 f"The database {target!r} already has rows of the tenant {shown_id(self.tenant)}.", path="to"
             )
+        require_rows(self._source)
 
     def _require_exports(self) -> None:
         """Refuse a move if other apps have rows that are not copied but need the tenant's sessions."""

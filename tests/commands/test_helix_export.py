@@ -19,11 +19,11 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from helix_store.models import Session
-from helix_store.stores import DatabaseStateStore
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from helix_store.transfer import DatabaseSource, ExportSummary, write_export
 from tests.asgi_server import database_url
 from tests.cells import for_each
-from tests.commands.running import command_line
+from tests.commands.running import command_line, run
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.invariants import broken_invariants
 from tests.transfer.files import exported, fill, lines_of, simple_session
@@ -188,6 +188,28 @@ def test_an_unknown_session_is_a_problem(committed_db: CommittedDatabase) -> Non
         call_command("helix_export", "--session=x", database=committed_db.alias, stdout=out, stderr=err)
     assert caught.value.returncode == 1
     assert "There is no session with the id 'x'." in err.getvalue()
+
+
+@for_each("arguments", [[], ["--format", "json"], ["--output", "{file}"]])
+def test_an_unknown_tenant_is_refused(
+    committed_db: CommittedDatabase, tmp_path: Path, arguments: list[str]
+) -> None:
+    simple_session(committed_db, "a")
+    file = tmp_path / "sessions.jsonl"
+    given = [each.format(file=file) for each in arguments]
+    ended = run(committed_db.alias, "helix_export", "--tenant", "nobody", *given)
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.endswith(
+        f"Nothing is stored for the tenant 'nobody' in the database {committed_db.alias!r}. "
+        "Nothing was exported."
+    )
+    assert not file.exists()
+
+
+def test_a_tenant_with_a_lock_alone_is_exported(committed_db: CommittedDatabase) -> None:
+    assert DatabaseLockManager(committed_db.alias, tenant=committed_db.tenant).acquire("a")
+    ended = run(committed_db.alias, "helix_export", "--tenant", committed_db.tenant)
+    assert (ended.code, '"record":"locks"' in ended.out.replace(" ", "")) == (0, True)
 
 
 def test_every_tenant_is_exported_by_default(empty_db: CommittedDatabase) -> None:

@@ -91,9 +91,18 @@ def test_another_session_is_not_overwritten(committed_db: CommittedDatabase, fil
 
 
 def test_a_tenant_is_chosen(committed_db: CommittedDatabase, file: Path) -> None:
-    summary, _ = run_import(committed_db, str(file), tenant="another")
+    problem = (
+        "^The file has nothing of the tenant 'another'; parts of other tenants: [1-9].*Nothing was imported"
+    )
+    summary, _ = run_import(committed_db, str(file), tenant="another", problems=problem)
     assert summary["imported"] == {}
     assert summary["other_tenants"] > 1
+
+
+def test_an_import_of_one_tenant_may_be_repeated(committed_db: CommittedDatabase, file: Path) -> None:
+    first, _ = run_import(committed_db, str(file), tenant=committed_db.tenant)
+    again, _ = run_import(committed_db, str(file), tenant=committed_db.tenant)
+    assert (again["imported"], again["identical"]) == ({}, first["imported"])
 
 
 class SignalAtCommit:

@@ -113,6 +113,37 @@ def test_a_move_can_be_taken_back_and_made_again(routed: Pair) -> None:
     move(tenant, "--release")
 
 
+@pytest.mark.parametrize("options", [[], ["--to", "{second}"], ["--to", "{second}", "--force"]])
+def test_a_tenant_without_rows_is_not_moved(routed: Pair, options: list[str]) -> None:
+    tenant = f"{GROUP}:nobody {routed.tenant}"
+    given = [each.format(second=routed.second) for each in options]
+    with pytest.raises(CommandError, match=r"^Nothing is stored for the tenant 'north:nobody ") as caught:
+        move(tenant, *given)
+    assert caught.value.returncode == 1
+    for alias in routed.aliases:
+        assert fence_of(Database(alias, tenant)) is None
+
+
+def test_a_tenant_that_is_emptied_during_its_move_is_moved(routed: Pair) -> None:
+    tenant = f"{GROUP}:{routed.tenant}"
+    store = DatabaseStateStore(tenant=tenant)
+    store.create_session("session", agent_type="agent")
+
+    class Stopped(MoveWithMore):
+        def after_rows(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Stopped(tenant, routed.first, routed.second).copy()
+    store.delete_session("session")
+    assert move(tenant, "--to", routed.second)["phase"] == "copied"
+    assert move(tenant, "--to", routed.second)["phase"] == "copied"
+    PLACES[GROUP] = routed.second
+    assert move(tenant, "--finish")["phase"] == "moved"
+    assert move(tenant)["phase"] == "moved"
+    assert move(tenant, "--release")["phase"] == "none"
+
+
 Write = Callable[[str, DatabaseStateStore], Any]
 WRITES: dict[str, Write] = {
     "create": lambda tenant, store: store.create_session("new", agent_type="agent"),

@@ -14,7 +14,7 @@ from typing import IO, Any
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.management.base import StoreCommand, WrongUsage, whole_id
-from helix_store.management.output import shown_json
+from helix_store.management.output import cell, shown_json
 from helix_store.transfer import DatabaseSource, ExportSummary, write_export
 
 
@@ -60,12 +60,11 @@ class Command(StoreCommand):
         is_of_nothing = False
         if output is None:
             with self._to_stdout() as file:
-                summary = self._export(source, file)
+                summary = self._export(source, file, options)
         else:
             with _written(output) as (file, keep):
-                summary = self._export(source, file)
-                is_chosen = given is not None or options["tenant"] is not None
-                is_of_nothing = is_chosen and not any(summary.counts.values())
+                summary = self._export(source, file, options)
+                is_of_nothing = given is not None and not any(summary.counts.values())
                 if summary.sha256 is not None and not is_of_nothing:
                     keep()
         self._write_summary(summary, to_stdout=output is not None)
@@ -78,7 +77,12 @@ class Command(StoreCommand):
         if summary.problems:
             raise CommandError(f"{len(summary.problems)} problems were found.")
 
-    def _export(self, source: DatabaseSource, file: Any) -> ExportSummary:
+    def _export(self, source: DatabaseSource, file: Any, options: Mapping[str, Any]) -> ExportSummary:
+        if options["session"] is None and options["tenant"] is not None and source.is_empty:
+            raise CommandError(
+                f"Nothing is stored for the tenant {cell(options['tenant'])!r} in the database "
+                f"{options['database']!r}. Nothing was exported."
+            )
         with self.progress_bar("sessions", total=source.session_count) as bar:
             return write_export(
                 source, file, progress=lambda done: bar.update(done.sessions), is_stopped=self.stop.is_set

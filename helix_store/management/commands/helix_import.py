@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.management.base import StoreCommand, WrongUsage, refuse_options
-from helix_store.management.output import ProgressBar
+from helix_store.management.output import ProgressBar, cell
 from helix_store.transfer import ExportFile, ImportSummary, import_units
 from helix_store.transfer.records import Counts, Unit
 from helix_store.transfer.sources import SOURCES, Origin
@@ -82,6 +82,11 @@ class Command(StoreCommand):
             raise CommandError(f"Stopped after {summary.sessions} sessions; run it again to continue.")
         if summary.problems:
             raise CommandError(f"{len(summary.problems)} problems were found.")
+        if options["source"] is None and options["tenant"] is not None and _is_of_nothing(summary):
+            raise CommandError(
+                f"The file has nothing of the tenant {cell(options['tenant'])!r}; parts of other tenants: "
+                f"{summary.other_tenants:,}. Nothing was imported."
+            )
 
     def _import_file(self, options: dict[str, Any]) -> tuple[ImportSummary, bool]:
         with _opened(options["file"]) as stream, self.progress_bar("sessions") as bar:
@@ -159,6 +164,11 @@ class Command(StoreCommand):
         else:
             data |= {title: dict(sorted(rows.items())) for title, rows in counts.items()}
         self.write_data(data)
+
+
+def _is_of_nothing(summary: ImportSummary) -> bool:
+    """Return whether nothing was imported, and nothing had been imported before."""
+    return not (summary.imported or summary.identical)
 
 
 def _opened(path: str | Path | None) -> AbstractContextManager[IO[bytes]]:

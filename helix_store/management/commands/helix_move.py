@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from django.core.management.base import CommandError, CommandParser
 
+from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery
 from helix_store.management.base import StoreCommand, add_format_argument
-from helix_store.transfer.moves import MoveSummary, TenantMove, find_move
+from helix_store.transfer.moves import MoveSummary, TenantMove, find_move, require_rows
 
 _NEXT: Final = {
     "copying": "Run it again to continue, or with --abort to return.",
@@ -73,6 +74,7 @@ class Command(StoreCommand):
         step = next((name for name in ("finish", "abort", "release") if options[name]), None)
         if options["to"] is None:
             if found is None and step is None:
+                require_rows(Database(options["database"], tenant))
                 return MoveSummary(tenant, options["database"], "", "none")
             if found is None:
                 raise InvalidQuery("The tenant is not being moved. Begin with --to ALIAS.", path="tenant")
