@@ -62,6 +62,18 @@ def test_it_asks_and_says_what_it_would_erase(
     assert left(store) == 1
 
 
+def test_it_is_confirmed_like_every_other_deletion(
+    store: DatabaseStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "")
+    for given in (["--no-input"], ["--noinput"]):
+        run(store, "--session", f"secret-{left(store) - 2}", *given)
+    run(store, session="secret-0", interactive=False)
+    assert left(store) == 1
+    with pytest.raises(CommandError, match="no answer on stdin"):
+        run(store, session="other")
+
+
 def test_the_receipt_can_be_stored_and_has_nothing_that_was_erased(store: DatabaseStateStore) -> None:
     out, _ = run(store, "--user", "ada-lovelace", "--no-input", "--format", "json", "--tenant", store.tenant)
     receipt = ErasureReceipt.from_dict(json.loads(out))

@@ -34,7 +34,7 @@ class Command(StoreCommand):
             help="Only this tenant; without --user and --session, erase everything in the tenant.",
         )
         parser.add_argument("--dry-run", action="store_true", help="Only count what would be erased.")
-        parser.add_argument("--no-input", action="store_true", help="Do not ask.")
+        self.add_confirmation_argument(parser)
         parser.add_argument(
             "--keep-branches",
             action="store_true",
@@ -68,7 +68,7 @@ class Command(StoreCommand):
         if options["dry_run"]:
             self._write_found(self._run(self._erasure(options, dry_run=True)))
             return
-        if not options["no_input"]:
+        if options["interactive"]:
             found = self._run(self._erasure(options, dry_run=True))
             if found.is_empty and not self.stop.is_set():
                 self.progress(self._nothing)
