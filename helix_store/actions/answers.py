@@ -123,8 +123,10 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def json_argument(text: str) -> Any:
-    """Parse a JSON document for argparse."""
+def json_argument(text: Any) -> Any:
+    """Parse a JSON document for argparse. A value that is not a string is already parsed."""
+    if not isinstance(text, str):
+        return text
     try:
         return json_value(text)
     except ValueError as exc:

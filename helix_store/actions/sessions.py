@@ -331,7 +331,7 @@ class SetStatus(SessionAction):
     help = "Set the status of a session, without a condition or only if it has an expected one."
     example = "trip-1 failed --reason 'worker lost'"
     options = {
-        "status": {"choices": _STATUSES},
+        "new_status": {"choices": _STATUSES, "metavar": "STATUS", "help": f"One of {', '.join(_STATUSES)}."},
         "--reason": {"help": "The failure reason (default: none)."},
         "--expected": {
             "action": "append",
@@ -341,7 +341,7 @@ class SetStatus(SessionAction):
     }
 
     def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
-        status, reason = given["status"], given.get("reason")
+        status, reason = given["new_status"], given.get("reason")
         if given["expected"]:
             change = store.compare_and_set_status(
                 session_id, given["expected"], status, failure_reason=reason
@@ -373,7 +373,7 @@ class MarkFailed(SetStatus):
     help = ""
 
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
-        marked = super().call(row, {**given, "status": "failed", "expected": [row.status]})
+        marked = super().call(row, {**given, "new_status": "failed", "expected": [row.status]})
         return replace(marked, message=_("Marked the session as failed."))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import (
@@ -49,6 +49,7 @@ from helix_store.management.output import (
     table,
     terminal_width,
     visible,
+    whole_number,
 )
 from helix_store.reports.session import checkpoint_of_step
 from helix_store.schema import require_app
@@ -73,8 +74,15 @@ class StoreParser(CommandParser):
     """A parser that takes ids with a leading dash as values: the ids of Claude sessions may begin with one.
 
     Only strings in the form of an option are options: ``-h``, ``-v`` and lower-case words after two dashes.
-    An id in that form, such as ``--work``, must follow ``--``.
+    An id in that form, such as ``--work``, must follow ``--``. ``parsed`` has the last parsed values.
     """
+
+    parsed: Mapping[str, Any] = {}
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found = super().parse_args(args, namespace)
+        self.parsed = dict(vars(found))
+        return found
 
     def _parse_optional(self, arg_string: str) -> Any:
         if arg_string.startswith("-") and not _OPTION.fullmatch(arg_string):
@@ -106,6 +114,7 @@ class StoreCommand(BaseCommand):
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         # Django's method does not let a command choose the class.
         parser.__class__ = StoreParser
+        self._parser = cast(StoreParser, parser)
         return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -137,6 +146,7 @@ class StoreCommand(BaseCommand):
         yield
 
     def execute(self, *args: Any, **options: Any) -> str | None:
+        options = self._converted(options)
         aliases = _chosen_databases(options)
         if len(aliases) > 1 and self.takes_one_database(options):
             raise WrongUsage("This command works on one database at a time.")
@@ -158,6 +168,24 @@ class StoreCommand(BaseCommand):
             told = "\n".join(f"database {alias}: {exc}" for alias, exc in failures.items())
             raise CommandError(told, returncode=max(exc.returncode for exc in failures.values()))
         return None
+
+    def _converted(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options, with those that `call_command` got as keywords as argparse would parse them."""
+        parsed, converted = self._parser.parsed, self.named_options(options)
+        # Of several options for one value, such as --parent and --roots, the first takes the value.
+        actions = {action.dest: action for action in reversed(self.chosen_actions(options))}
+        for name in actions.keys() & converted.keys():
+            if converted[name] is not parsed.get(name):
+                converted[name] = _as_parsed(actions[name], converted[name])
+        return converted
+
+    def named_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options by the names of their values."""
+        return dict(options)
+
+    def chosen_actions(self, options: Mapping[str, Any]) -> list[argparse.Action]:
+        """Return the arguments that the command takes with these options."""
+        return self._parser._actions
 
     def _execute_on_each(
         self, aliases: Sequence[str], failures: dict[str, CommandError], *args: Any, **options: Any
@@ -410,19 +438,53 @@ def _chosen_databases(options: Mapping[str, Any]) -> list[str]:
     return aliases
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
+def at_least(minimum: int) -> Callable[[str | int], int]:
     """Return an argparse type for a whole number that is at least the minimum."""
 
-    def whole_number(text: str) -> int:
+    def number_from_minimum(given: str | int) -> int:
         try:
-            number = int(text)
+            number = whole_number(given)
         except ValueError:
             number = minimum - 1
         if number < minimum:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {minimum}, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected a whole number from {minimum}, got {given!r}")
         return number
 
-    return whole_number
+    return number_from_minimum
+
+
+def _as_parsed(action: argparse.Action, value: Any) -> Any:
+    """Return a value for an argument as argparse would parse it. `WrongUsage` names the argument."""
+    name = "/".join(action.option_strings) or action.metavar or action.dest
+    try:
+        if action.nargs == 0:
+            return _flag(value)
+        if value is None:
+            return None
+        if isinstance(action, argparse._AppendAction):
+            several = value.items() if isinstance(value, Mapping) else value
+            return [_one_as_parsed(action, each) for each in ([value] if isinstance(value, str) else several)]
+        if isinstance(action.nargs, int) and (isinstance(value, str) or len(value) != action.nargs):
+            raise ValueError(f"expected {action.nargs} values, got {value!r}")
+        return _one_as_parsed(action, value)
+    except (argparse.ArgumentTypeError, ValueError) as exc:
+        raise WrongUsage(f"argument {name}: {exc}.") from exc
+    except (AttributeError, TypeError) as exc:
+        raise WrongUsage(f"argument {name}: invalid value {value!r}.") from exc
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected True or False, got {value!r}")
+    return value
+
+
+def _one_as_parsed(action: argparse.Action, value: Any) -> Any:
+    if callable(action.type):
+        value = action.type(value)
+    if action.choices is not None and value not in action.choices:
+        raise ValueError(f"invalid choice: {value!r} (choose from {', '.join(map(str, action.choices))})")
+    return value
 
 
 def add_limit_argument(parser: CommandParser, what: str, *, default: int) -> None:
@@ -664,6 +726,28 @@ class StoreCommandWithParts(StoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         options["run"](options)
+
+    def named_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """`call_command` accepts the options of all sub-commands, and does not know the flags of any."""
+        own = self._part(options)._actions
+        flags = {
+            flag.lstrip("-").replace("-", "_"): each.dest for each in own for flag in each.option_strings
+        }
+        flags |= {each.dest: each.dest for each in own}
+        of_parts = {each.dest for part in self._subcommands.choices.values() for each in part._actions}
+        given = options.keys() - self._parser.parsed.keys()
+        for name in sorted((given & of_parts) - flags.keys()):
+            raise WrongUsage(f"The sub-command {options['part']} has no option {name!r}.")
+        return {flags.get(name, name) if name in given else name: value for name, value in options.items()}
+
+    def chosen_actions(self, options: Mapping[str, Any]) -> list[argparse.Action]:
+        actions = self._part(options)._actions
+        own = [action for action in actions if action.default != argparse.SUPPRESS]
+        return super().chosen_actions(options) + own
+
+    def _part(self, options: Mapping[str, Any]) -> CommandParser:
+        parser: CommandParser = self._subcommands.choices[options["part"]]
+        return parser
 
     def _common_arguments(self) -> StoreParser:
         """Return the options of the command itself. They keep their values unless they are given again."""

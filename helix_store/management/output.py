@@ -146,27 +146,38 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w":
 _EXPECTED: Final = "expected an age (90s, 30m, 12h, 7d, 2w) or a date (2026-11-20, 2026-11-20T09:00+09:00)"
 
 
-def time_or_age(text: str) -> datetime | timedelta:
+def time_or_age(given: str | datetime | timedelta) -> datetime | timedelta:
     """Parse a time or an age for argparse. A time without an offset is naive; `moment_of` adds the zone."""
-    age = _AGE.fullmatch(text)
-    try:
-        value = timedelta(**{_UNITS[age[2]]: int(age[1])}) if age else datetime.fromisoformat(text)
-    except (OverflowError, ValueError):
-        raise argparse.ArgumentTypeError(f"{_EXPECTED}, got {text!r}") from None
+    value = given if isinstance(given, datetime | timedelta) else _parsed_time_or_age(given)
     if isinstance(value, timedelta) and not validation.is_age(value):
-        raise argparse.ArgumentTypeError(f"an age is at most a hundred years, got {text!r}")
+        raise argparse.ArgumentTypeError(f"an age is at most a hundred years, got {given!r}")
     return value
 
 
-def age_in_days(text: str) -> timedelta:
+def _parsed_time_or_age(text: str) -> datetime | timedelta:
+    age = _AGE.fullmatch(text)
+    try:
+        return timedelta(**{_UNITS[age[2]]: int(age[1])}) if age else datetime.fromisoformat(text)
+    except (OverflowError, ValueError):
+        raise argparse.ArgumentTypeError(f"{_EXPECTED}, got {text!r}") from None
+
+
+def age_in_days(given: str | int | timedelta) -> timedelta:
     """Parse a whole number of days for argparse."""
     try:
-        age = timedelta(days=int(text))
+        age = given if isinstance(given, timedelta) else timedelta(days=whole_number(given))
     except (OverflowError, ValueError):
         age = timedelta(-1)
     if not validation.is_age(age):
-        raise argparse.ArgumentTypeError(f"expected a number of days, at most a hundred years, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number of days, at most a hundred years, got {given!r}")
     return age
+
+
+def whole_number(given: str | int) -> int:
+    """Parse a whole number. Raise `ValueError` for anything else, such as a float or a bool."""
+    if type(given) not in (str, int):
+        raise ValueError(f"expected a whole number, got {given!r}")
+    return int(given)
 
 
 def moment_of(value: datetime | timedelta, zone: tzinfo) -> datetime:

@@ -66,13 +66,13 @@ def project_zone() -> ZoneInfo:
     return ZoneInfo(timezone.get_default_timezone_name())
 
 
-def time_argument(text: str) -> datetime:
+def time_argument(given: str | datetime) -> datetime:
     """Parse an ISO 8601 date or time for argparse, in the project's time zone unless it specifies one."""
     try:
-        value = datetime.fromisoformat(text)
+        value = given if isinstance(given, datetime) else datetime.fromisoformat(given)
     except ValueError as exc:
         raise argparse.ArgumentTypeError(
-            f"expected a date or time such as 2026-11-22T12:00, got {text!r}"
+            f"expected a date or time such as 2026-11-22T12:00, got {given!r}"
         ) from exc
     return value if value.tzinfo else timezone.make_aware(value)
 

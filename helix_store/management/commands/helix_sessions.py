@@ -409,7 +409,9 @@ def _content(post: Post) -> str:
     return content if isinstance(content, str) else json.dumps(content)
 
 
-def _key_and_value(text: str) -> tuple[str, str]:
+def _key_and_value(text: str | tuple[str, str]) -> tuple[str, str]:
+    if isinstance(text, tuple):
+        return text
     key, separator, value = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
