@@ -177,6 +177,8 @@ class StoreCommand(BaseCommand):
         for name in actions.keys() & converted.keys():
             if converted[name] is not parsed.get(name):
                 converted[name] = _as_parsed(actions[name], converted[name])
+        if converted.get("no_input"):
+            converted["interactive"] = False
         return converted
 
     def named_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,13 +275,9 @@ class StoreCommand(BaseCommand):
         return totals
 
     def add_confirmation_argument(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--no-input",
-            "--noinput",
-            action="store_false",
-            dest="interactive",
-            help="Do not ask for confirmation.",
-        )
+        parser.add_argument("--no-input", action="store_true", help="Do not ask for confirmation.")
+        # The names that Django's own commands have, also for call_command.
+        parser.add_argument("--noinput", action="store_false", dest="interactive", help=argparse.SUPPRESS)
 
     def confirm(self, question: str) -> None:
         """Ask on stderr, and continue if stdin answers "yes". Any other answer ends the command."""

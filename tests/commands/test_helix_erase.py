@@ -66,12 +66,14 @@ def test_it_is_confirmed_like_every_other_deletion(
     store: DatabaseStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, "")
-    for given in (["--no-input"], ["--noinput"]):
-        run(store, "--session", f"secret-{left(store) - 2}", *given)
-    run(store, session="secret-0", interactive=False)
+    run(store, "--session", "secret-0", "--no-input")
+    run(store, "--session", "secret-1", "--noinput")
+    run(store, session="secret-2", interactive=False)
     assert left(store) == 1
     with pytest.raises(CommandError, match="no answer on stdin"):
         run(store, session="other")
+    run(store, session="other", no_input=True)
+    assert left(store) == 0
 
 
 def test_the_receipt_can_be_stored_and_has_nothing_that_was_erased(store: DatabaseStateStore) -> None:
