@@ -106,6 +106,8 @@ def test_an_example_runs(
         monkeypatch.setenv("PGSERVICEFILE", str(other_store))
     elif name == "helix_import":
         _export(sample)
+    elif name == "helix_move":
+        DatabaseStateStore(sample.alias, tenant="acme").create_session("trip-1", agent_type="travel")
     elif "POST_ID" in line:
         post = DatabaseStateStore(sample.alias).post_message("trip-1", {"role": "user", "content": "Hello"})
         line = line.replace("POST_ID", post.post_id)
