@@ -253,12 +253,11 @@ def check_app_tables(**kwargs: Any) -> list[CheckMessage]:
 
 @register(Tags.models, "helix_store")
 def check_references(**kwargs: Any) -> list[CheckMessage]:
-    """Report E020: a foreign key of another app, because of which rows of the store cannot be deleted."""
-    references = [
-        relation
-        for relation in references_to_sessions()
-        if relation.on_delete is DO_NOTHING or is_refusing(relation)
-    ]
+    """Report E020: a foreign key of another app, because of which rows of the store cannot be deleted; and
+    W013: one that protects sessions, as its ``on_delete`` says.
+    """
+    of_sessions = references_to_sessions()
+    references = [relation for relation in of_sessions if relation.on_delete is DO_NOTHING]
     # The store deletes the rows of its other tables with SQL, without Django's on_delete.
     others = {each.model for each in tables() if is_of_package(each.model)} - {Session}
     references += [relation for model in others for relation in references_to(model)]
@@ -274,6 +273,16 @@ def check_references(**kwargs: Any) -> list[CheckMessage]:
             id="helix_store.E020",
         )
         for relation in sorted(references, key=lambda relation: str(relation.field))
+    ] + [
+        Warning(
+            f"{relation.related_model._meta.label} protects sessions by its foreign key "
+            f"{relation.field.name}: retention, erasure and cleanup keep a session while a row refers to it.",
+            hint="Silence this check if that is what you want; otherwise use on_delete=SET_NULL.",
+            obj=relation.field,
+            id="helix_store.W013",
+        )
+        for relation in of_sessions
+        if is_refusing(relation)
     ]
 
 

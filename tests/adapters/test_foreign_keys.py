@@ -157,7 +157,7 @@ def test_e020_keeps_quiet_about_a_foreign_key_that_works(on_delete: Any) -> None
 @for_each(
     ("to", "on_delete"),
     [
-        *((Session, on_delete) for on_delete in (PROTECT, RESTRICT, DO_NOTHING)),
+        (Session, DO_NOTHING),
         *((Checkpoint, on_delete) for on_delete in (CASCADE, SET_NULL, PROTECT)),
         (LangGraphCheckpoint, CASCADE),
     ],
@@ -169,8 +169,16 @@ def test_e020_a_foreign_key_that_prevents_deletions(to: type[Model], on_delete: 
         assert f"notebook.Order has a foreign key session to {to._meta.label}" in message.msg
 
 
+@for_each("on_delete", [PROTECT, RESTRICT])
+def test_w013_a_foreign_key_that_protects_sessions(on_delete: Any) -> None:
+    with orders(on_delete=on_delete) as order:
+        (message,) = checks.settings.check_references()
+        assert (message.id, message.obj) == ("helix_store.W013", order._meta.get_field("session"))
+        assert "notebook.Order protects sessions by its foreign key session" in message.msg
+
+
 def test_the_doctor_reports_e020(committed_db: CommittedDatabase) -> None:
-    with orders(on_delete=PROTECT):
+    with orders(on_delete=DO_NOTHING):
         ended = run(committed_db.alias, "helix_doctor", "--tenant", committed_db.tenant)
     assert ended.code == 1
     assert "helix_store.E020" in ended.out
