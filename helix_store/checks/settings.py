@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -63,11 +63,12 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _wrong_values() -> Iterable[str]:
-    for value in (
+    values: list[Callable[[], object]] = [
         *(conf.limits, conf.checkpoints_keep, conf.retention, conf.tombstone_days),
         *(conf.admin_tenants, conf.admin_views, conf.build),
         *(partial(conf.whole_number, name) for name in conf.WHOLE_NUMBERS),
-    ):
+    ]
+    for value in values:
         try:
             value()
         except ImproperlyConfigured as exc:

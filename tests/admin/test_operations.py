@@ -576,8 +576,8 @@ class LogElsewhere(EverythingOn):
 
     db_for_read = db_for_write
 
-    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        return db == self.alias if app_label == "helix_store" else None
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
+        return app_label != "helix_store" or db == self.alias
 
 
 def test_a_log_in_another_database_has_what_was_committed(

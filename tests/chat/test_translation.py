@@ -495,8 +495,10 @@ def test_a_step_that_says_nothing_of_what_it_streamed_is_taken_back() -> None:
     assert found[-1]["type"] == "reset-step"
     result = {"type": "result", "m": "r", "c": "c", "content": "1"}
     said = {**_STREAMED[-1], "said": [{"id": "r", "role": "tool", "call": "c"}, {"id": "m", "role": ""}]}
-    later = []
-    for chunk in [{"type": "step", "n": 2}, result, {"type": "text", "m": "m", "i": 0, "d": "Yes."}, said]:
+    later: list[dict[str, Any]] = []
+    text = {"type": "text", "m": "m", "i": 0, "d": "Yes."}
+    chunks: list[dict[str, Any]] = [{"type": "step", "n": 2}, result, text, said]
+    for chunk in chunks:
         later += parts.take(chunk)
     # The client has kept the beginning of the step, and does not know the call.
     assert [part["type"] for part in later] == ["text-start", "text-delta", "text-end", "finish-step"]
@@ -519,7 +521,7 @@ def test_a_step_that_is_stored_without_a_part_of_what_it_streamed_is_shown_once(
     parts = Parts(after="u")
     list(parts.begin(entries(_STORED), {}))
     commit = {**_UNSAID[-1], "said": _STREAMED[-1]["said"]}
-    found = []
+    found: list[dict[str, Any]] = []
     for chunk in [*_UNSAID[:2], commit]:
         found += parts.take(chunk, entries(_STORED), {}, has_thread=chunk is commit)
     assert [part["type"] for part in found] == [

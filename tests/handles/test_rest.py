@@ -215,11 +215,11 @@ def test_an_effect_that_is_settled_during_the_last_turn_has_arrived(own_world: W
             effect.not_done("nobody at home")
         with turn.step() as step:
             step.say(ANSWER)
-            assert own_world.store.settle_effect("session", "pay", done=True)
+            assert own_world.own.settle_effect("session", "pay", done=True)
             step.end_turn()
     with own_world.turn(session) as turn:
         assert turn.is_active
-        assert own_world.store.settle_effect("session", "refund", done=False)
+        assert own_world.own.settle_effect("session", "refund", done=False)
         with turn.step() as step:
             step.end_turn()
     # It was left unknown by an earlier run.
