@@ -42,7 +42,8 @@ from helix_store.reports.payloads import (
     payload_of,
     without_payloads,
 )
-from helix_store.sessions.tool_calls import EDITED_FROM, LiveDecisions, ToolCalls, current_call
+from helix_store.sessions.tool_calls import EDITED_FROM, ToolCalls, current_call
+from helix_store.sessions.waiting import open_calls
 
 __all__ = ["answer_page"]
 
@@ -77,7 +78,7 @@ def answer_page(request: HttpRequest, token: str) -> HttpResponse:
     if link.has_expired:
         return _page(request, {"problem": _EXPIRED}, status=410)
     row, texts = _read(link)
-    shown = {"problem": _GONE} if row is None else _shown(texts, link, user)
+    shown = {"problem": _GONE} if row is None else _shown(row.pk, texts, link, user)
     if row is None or "problem" in shown:
         return _page(request, shown, status=410)
     if request.method == "POST":
@@ -103,23 +104,23 @@ def _read(link: Link) -> tuple[Any, tuple[str | None, ...]]:
     return Database(link.using, link.tenant, None).query(read)
 
 
-def _shown(texts: tuple[str | None, ...], link: Link, user: Any) -> dict[str, Any]:
+def _shown(key: int, texts: tuple[str | None, ...], link: Link, user: Any) -> dict[str, Any]:
     """Return what the page shows of an open call, or the problem because of which it cannot be answered."""
-    pending, completed, live_decisions = texts
-    calls = ToolCalls.stored(pending, completed)
+    calls = ToolCalls.stored(*texts)
     stored = calls.pending.get(link.tool_call_id)
-    if link.tool_call_id in calls.completed or (isinstance(stored, dict) and "submitted_at" in stored):
-        return {"problem": _ANSWERED}
-    if not isinstance(stored, dict):
+    is_completed = link.tool_call_id in calls.completed
+    if not is_completed and not isinstance(stored, dict):
         return {"problem": _GONE}
+    db = Database(link.using, link.tenant, None)
+    if stored is None or is_completed or link.tool_call_id not in open_calls(db, {key: calls})[key]:
+        return {"problem": _ANSWERED}
     call = current_call(stored)
     if call["digest"] != link.digest:
         return {"problem": _CHANGED}
-    live = LiveDecisions(live_decisions)
-    people = People.of([(link.tool_call_id, call)], live)
+    people = People.of([(link.tool_call_id, call)], calls.live)
     whole = _whole(call.get("input"))
     changes = few_changes(stored[EDITED_FROM], call.get("input")) if EDITED_FROM in stored else []
-    demands = demands_of(user, link.tool_call_id, call, people, live)
+    demands = demands_of(user, link.tool_call_id, call, people, calls.live)
     return {
         "call": call,
         "tool": visible(str(call.get("tool_name") or "")),

@@ -17,11 +17,10 @@ from helix_store.exceptions import (
     ConflictError,
     InvalidPayload,
     NotFoundError,
-    SessionNotFound,
     shown_id,
 )
-from helix_store.models import Session
-from helix_store.sessions.tool_calls import ToolCalls, current_call
+from helix_store.sessions.tool_calls import current_call
+from helix_store.sessions.waiting import calls_of
 
 __all__ = ["aanswer_url", "answer_url"]
 
@@ -60,10 +59,11 @@ def answer_url(
     """Return the path of a page on which this user can approve or reject a call, for a mail or a message.
 
     ``session_id`` is the session that owns the call, ``actor`` a Django user. The path works for that user
-    alone, until the call is answered or changes, and at most for the duration ``expires``. One query. Raises
-    `SessionNotFound`, `NotFoundError` for an unknown call, `ConflictError` for an answered one, and
-    `InvalidPayload` for any other actor and for a call that asks for a result. The page is served where the
-    setting ``ANSWER_PAGES`` is true; without it here, a warning is logged.
+    alone, until the call is answered or changes, and at most for the duration ``expires``. One query, or two
+    if the state holds an answer that may be the agent's own. Raises `SessionNotFound`, `NotFoundError` for an
+    unknown call, `ConflictError` for an answered one, and `InvalidPayload` for any other actor and for a call
+    that asks for a result. The page is served where the setting ``ANSWER_PAGES`` is true; without it here, a
+    warning is logged.
     """
     if not conf.answer_pages():
         _logger.warning(
@@ -78,17 +78,12 @@ def answer_url(
     if not isinstance(expires, timedelta) or expires <= timedelta(0):
         raise InvalidPayload(path="expires", reason="expected a duration, such as timedelta(days=7)")
     db = Database(using, validation.tenant(tenant), None)
-    columns = ("pending_client_tool_calls", "completed_client_tool_calls")
-    rows = Session.objects.using(db.alias).filter(tenant=db.tenant, session_id=session_id)
-    row = db.query(lambda: rows.values_list(*columns).first())
-    if row is None:
-        raise SessionNotFound(session_id)
     link = Link(
         db.alias,
         db.tenant,
         session_id,
         tool_call_id,
-        _open_approval(ToolCalls.stored(*row), tool_call_id)["digest"],
+        _open_approval(db, session_id, tool_call_id)["digest"],
         str(user_key),
         validation.datetime_to_milliseconds(moments.now() + expires),
     )
@@ -98,12 +93,13 @@ def answer_url(
 aanswer_url = async_twin(answer_url)
 
 
-def _open_approval(calls: ToolCalls, tool_call_id: str) -> dict[str, Any]:
+def _open_approval(db: Database, session_id: str, tool_call_id: str) -> dict[str, Any]:
+    calls, open_calls = calls_of(db, session_id)
     call = calls.pending.get(tool_call_id)
-    if tool_call_id in calls.completed or (isinstance(call, dict) and "submitted_at" in call):
-        raise ConflictError(f"The call {shown_id(tool_call_id)} has been answered.")
-    if not isinstance(call, dict):
+    if tool_call_id not in calls.completed and not isinstance(call, dict):
         raise NotFoundError(f"The session does not wait for a call {shown_id(tool_call_id)}.")
+    if call is None or tool_call_id in calls.completed or tool_call_id not in open_calls:
+        raise ConflictError(f"The call {shown_id(tool_call_id)} has been answered.")
     if call.get("approval_id") is None:
         raise InvalidPayload(path="tool_call_id", reason="the call asks for a result, not for an approval")
     return current_call(call)

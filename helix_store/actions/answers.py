@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
@@ -24,6 +25,7 @@ from helix_store.core.limits import MAX_BIGINT, UNLIMITED
 from helix_store.core.payloads import decode, encode
 from helix_store.core.transcript import visible, visible_json
 from helix_store.core.types import UNSET, SubmissionOutcome
+from helix_store.engine.database import Database
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, NotPermitted, shown_id
 from helix_store.models import Session
 from helix_store.reports.payloads import Change, changes_between, has_several_pages, json_start, payload_of
@@ -36,6 +38,7 @@ from helix_store.sessions.tool_calls import (
     number_of_approvals,
     require_permitted,
 )
+from helix_store.sessions.waiting import open_calls
 from helix_store.stores import DatabaseStateStore
 
 if TYPE_CHECKING:
@@ -256,7 +259,7 @@ class Answer(SessionAction):
         Lock the session's row, so that the answer applies to the input that was shown.
         """
         rows = Session._base_manager.using(alias).filter(pk=row.pk)
-        columns = ("pending_client_tool_calls", "completed_client_tool_calls")
+        columns = ("pending_client_tool_calls", "completed_client_tool_calls", "live_decisions")
         locked = rows.order_by().select_for_update(no_key=True).values_list(*columns)
         calls = ToolCalls.stored(*(locked.first() or (None, None)))
         call = calls.pending.get(given["call"])
@@ -265,8 +268,9 @@ class Answer(SessionAction):
                 mark = mark_of_end(given["actor"], current_call(call)["digest"])
                 if not constant_time_compare(given.get("shown") or "", mark):
                     return _NOT_SHOWN
-            is_open_approval = "submitted_at" not in call and call.get("approval_id") is not None
-            return _WITHOUT_DIGEST if is_open_approval and not given.get("digest") else None
+            is_open = given["call"] in open_calls(Database(alias, row.tenant), {row.pk: calls})[row.pk]
+            is_approval = call.get("approval_id") is not None
+            return _WITHOUT_DIGEST if is_approval and is_open and not given.get("digest") else None
         # A call of a sub-session is answered on the page of that sub-session, which shows its input.
         is_answered = given["call"] in calls.completed or given["answer"] == RESULT
         return None if is_answered else _NOT_ANSWERED[SubmissionOutcome.UNKNOWN_TOOL_CALL][0]
@@ -349,13 +353,16 @@ class People:
     users: dict[str, str]
 
     @classmethod
-    def of(cls, calls: list[tuple[str, Any]], live: LiveDecisions) -> People:
-        return cls.of_actors(
+    def of(
+        cls, calls: list[tuple[str, Any]], live: LiveDecisions, *, decided_by: Iterable[Any] = ()
+    ) -> People:
+        of_calls = (
             actor
             for key, call in calls
             if isinstance(call, dict)
             for actor in (*list_of(call.get("actors")), *live.people(key), call.get("requester"))
         )
+        return cls.of_actors(chain(decided_by, of_calls))
 
     @classmethod
     def of_actors(cls, given: Iterable[Any]) -> People:

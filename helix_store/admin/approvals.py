@@ -14,15 +14,15 @@ from django.http import HttpRequest
 from helix_store.actions.answers import People
 from helix_store.admin.base import MOST_TENANTS, Scope, of_tenants
 from helix_store.admin.elements import distance, moment_of_epoch, one_line
-from helix_store.admin.filters import LONGEST_CALLS, waiting_for_person
+from helix_store.admin.filters import LONGEST_CALLS, open_calls_in, waiting_for_person
 from helix_store.admin.operating import OperatedAdmin
 from helix_store.admin.sections.section import SessionView
 from helix_store.admin.sections.waits import open_call
 from helix_store.core import moments
-from helix_store.exceptions import IntegrityFault, InvalidPayload, NotPermitted
+from helix_store.exceptions import InvalidPayload, NotPermitted
 from helix_store.models import Session
 from helix_store.reports.payloads import PayloadText, start_of
-from helix_store.sessions.tool_calls import LiveDecisions, ToolCalls, checked_actor, require_permitted
+from helix_store.sessions.tool_calls import LiveDecisions, checked_actor, current_call, require_permitted
 
 _SESSIONS: Final = 100
 """The number of sessions, those with the earliest deadlines, in which the inbox looks for calls."""
@@ -65,15 +65,17 @@ def answerable_calls(scope: Scope, user: Any) -> tuple[list[OpenCall], bool]:
     if len(tenants) <= MOST_TENANTS:
         waiting = of_tenants(waiting, tenants)
     rows = _in_order(sessions.filter(pk__in=waiting.values("pk")))
+    calls = open_calls_in({key: (pending, live) for key, _, _, pending, live in rows}, scope.using)
     actor, found = checked_actor(user), list[OpenCall]()
-    for row in rows:
-        key, session_id, title, pending, live = row
-        for call_id, call in _open_calls(pending):
+    for key, session_id, title, _, column in rows:
+        live = LiveDecisions(column)
+        for call_id, call in calls.get(key, {}).items():
             try:
                 require_permitted(call_id, call, actor)
             except (NotPermitted, InvalidPayload):
                 continue
-            if actor.id in LiveDecisions(live).approved_by(call_id, call):
+            # The digest of a call is only computed if the user may have approved it.
+            if actor.id in live.people(call_id) and actor.id in live.approved_by(call_id, current_call(call)):
                 continue
             found.append(
                 OpenCall(
@@ -94,15 +96,6 @@ def _in_order(sessions: QuerySet[Any]) -> list[Any]:
     by_deadline = sessions.order_by(F("pending_deadline").asc(nulls_last=True), "updated_at", "pk")
     columns = ("pk", "session_id", start_of("title", _TITLE), pending, PayloadText("live_decisions"))
     return list(by_deadline.values_list(*columns)[:_SESSIONS])
-
-
-def _open_calls(pending: str | None) -> list[tuple[str, dict[str, Any]]]:
-    if pending is None or len(pending) > LONGEST_CALLS:
-        return []
-    try:
-        return list(ToolCalls.stored(pending, None).unanswered.items())
-    except (IntegrityFault, RecursionError):
-        return []
 
 
 def inbox(page: OperatedAdmin, request: HttpRequest, address: str) -> dict[str, Any]:

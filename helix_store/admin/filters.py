@@ -9,7 +9,8 @@ index of `helix_store.contrib.session_search` exists, and otherwise only in the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -46,6 +47,7 @@ from helix_store.reports.payloads import PayloadText
 from helix_store.sessions.lists import HAS_INDEX, Contains
 from helix_store.sessions.messages import find_due_sessions
 from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.sessions.waiting import open_calls
 from helix_store.stores.conditions import CONDITIONS, StuckSession, find_keys, is_mere
 
 REASON_LENGTH: Final = 60
@@ -82,7 +84,8 @@ def waiting_for_person(sessions: Any) -> QuerySet[Any]:
 def read_open_tools(sessions: Iterable[Any]) -> None:
     """Set ``open_tools`` of sessions of one database: the tools of their open calls, without duplicates.
 
-    It is ``None`` if they cannot be read. This takes one statement if any session waits for a person.
+    It is ``None`` if they cannot be read. This takes one statement if any session waits for a person, and
+    another one if a state holds an answer that may be the agent's own.
     """
     waiting = {each.pk: each for each in sessions if _is_waiting(each)}
     if not waiting:
@@ -100,19 +103,33 @@ def _is_waiting(session: Any) -> bool:
 def _open_tools(keys: list[int], using: str) -> Iterable[tuple[int, list[str] | None]]:
     pending = PayloadText(Substr("pending_client_tool_calls", 1, LONGEST_CALLS + 1))
     completed = ExpressionWrapper(Q(completed_client_tool_calls__isnull=False), output_field=BooleanField())
+    live = PayloadText("live_decisions")
     rows = Session.objects.using(using).filter(pk__in=keys).order_by()
-    for key, text, has_completed in rows.values_list("pk", pending, completed):
-        yield key, [] if text is None and has_completed else _tools_in(text)
+    found = list(rows.values_list("pk", pending, live, completed))
+    calls = open_calls_in({key: (text, live) for key, text, live, _has in found}, using)
+    for key, text, _live, has_completed in found:
+        yield key, [] if text is None and has_completed else _tools_of(calls.get(key))
 
 
-def _tools_in(pending: str | None) -> list[str] | None:
-    if pending is None or len(pending) > LONGEST_CALLS:
+def open_calls_in(
+    columns: Mapping[int, tuple[str | None, str | None]], using: str
+) -> dict[int, dict[str, dict[str, Any]]]:
+    """Return the open calls of sessions by key, except those of sessions whose calls cannot be read.
+
+    ``columns`` are the starts of their pending calls, and their live decisions.
+    """
+    readable = {}
+    for key, (pending, live) in columns.items():
+        if pending is not None and len(pending) <= LONGEST_CALLS:
+            with suppress(IntegrityFault, RecursionError):
+                readable[key] = ToolCalls.stored(pending, None, live)
+    return open_calls(Database(using, ""), readable)
+
+
+def _tools_of(calls: Mapping[str, Mapping[str, Any]] | None) -> list[str] | None:
+    if calls is None:
         return None
-    try:
-        calls = ToolCalls.stored(pending, None).unanswered.values()
-    except (IntegrityFault, RecursionError):
-        return None
-    return list(dict.fromkeys(str(call.get("tool_name") or "?") for call in calls))
+    return list(dict.fromkeys(str(call.get("tool_name") or "?") for call in calls.values()))
 
 
 def status_or_condition(session: Any, stuck: StuckSession | None) -> str:

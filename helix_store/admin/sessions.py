@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, Final
 from urllib.parse import urlencode
 
@@ -108,7 +109,7 @@ from helix_store.admin.records import claim_of
 from helix_store.admin.sections import SECTIONS, Section, conversation_file, state_file
 from helix_store.admin.sections.section import ENVELOPE, SessionView
 from helix_store.admin.sections.timeline import Timeline
-from helix_store.admin.sections.waits import Waits, open_calls
+from helix_store.admin.sections.waits import Waits, open_calls_of
 from helix_store.admin.usage import limit_words
 from helix_store.catalogue import tables
 from helix_store.checkpointers.graph.types import GRAPH_AGENT_TYPE
@@ -367,7 +368,9 @@ _TOOL: Final = 60
 def summary(view: SessionView) -> dict[str, Any]:
     """Return the context for the top of the page: shortened texts, read in a constant number of queries."""
     session = view.session
-    view.read("title", "failure_reason", "pending_client_tool_calls", "suspended_awaiting_children")
+    texts = ("title", "failure_reason", "pending_client_tool_calls", "suspended_awaiting_children")
+    view.read(*texts, "live_decisions")
+    calls = open_calls_of(view, view.document("pending_client_tool_calls"))
     run = _newest_run(view) if view.may_view(Run) else None
     stuck = None
     if is_mere(session.status) and view.may_view(Run):
@@ -376,14 +379,14 @@ def summary(view: SessionView) -> dict[str, Any]:
         "heading": one_line(view.texts["title"] or "", _TITLE) or str(_("Untitled session")),
         "id": printable(session.session_id),
         "status": badge(status_or_condition(session, stuck)),
-        "words": _words(view) if stuck is None else _stuck_words(stuck),
+        "words": _words(view, calls) if stuck is None else _stuck_words(stuck),
         "facts": list(_facts(view, run)),
         "failure": _failure(view, run) if session.status == SessionStatus.FAILED else None,
         "stopped": _stopped(view, run),
         "interrupt": _interrupt(view) if view.may_view(InterruptRequest) else None,
         "buttons": view.buttons(*(each for each in view.page.row_operations if not each.is_in_section)),
         "waits_url": view.url("waits"),
-        "open_calls": len(open_calls(view.document("pending_client_tool_calls"))),
+        "open_calls": len(calls),
     }
 
 
@@ -394,18 +397,16 @@ def _stuck_words(stuck: StuckSession) -> SafeString:
     return format_html("{}: {}", since, detail) if detail else since
 
 
-def _words(view: SessionView) -> Any:
+def _words(view: SessionView, calls: dict[str, dict[str, Any]]) -> Any:
     """Return the reason for the session's status."""
     session = view.session
     if session.status not in NON_TERMINAL_STATUSES:
         return ""
-    calls = open_calls(view.document("pending_client_tool_calls"))
     if calls:
-        names = dict.fromkeys(
-            one_line(str(call.get("tool_name") or "?"), _TOOL) for _key, call in calls[: 10 * _TOOLS]
-        )
+        first = islice(calls.values(), 10 * _TOOLS)
+        names = dict.fromkeys(one_line(str(call.get("tool_name") or "?"), _TOOL) for call in first)
         shown = ", ".join(list(names)[:_TOOLS]) + (", …" if len(names) > _TOOLS else "")
-        approvals = sum(1 for _key, call in calls if call.get("approval_id") is not None)
+        approvals = sum(1 for call in calls.values() if call.get("approval_id") is not None)
         words = (
             ngettext("waits for an approval: %s", "waits for approvals: %s", len(calls))
             if approvals == len(calls)

@@ -370,13 +370,15 @@ def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]
     )
 
 
-def with_keys(db: Database, rows: QuerySet[Any], column: str, keys: Sequence[int]) -> QuerySet[Any]:
-    """Filter rows by the values of a column of numbers, which are one parameter.
+def with_keys(
+    db: Database, rows: QuerySet[Any], column: str, keys: Sequence[Any], *, column_type: str = "bigint"
+) -> QuerySet[Any]:
+    """Filter rows by the values of a column, by default of numbers. The values are one parameter.
 
     ``column__in`` has a placeholder for each value, and Django and the driver handle each of them.
     """
     name = f'{table(rows.model)}."{rows.model._meta.get_field(column).column}"'
-    condition = is_in_list(name, "keys", "bigint")[0 if db.is_postgresql else 1].replace("%(keys)s", "%s")
+    condition = is_in_list(name, "keys", column_type)[0 if db.is_postgresql else 1].replace("%(keys)s", "%s")
     is_one_of_them = RawSQL(condition, [list_parameter(db, keys)], output_field=BooleanField())  # noqa: S611  names of the model
     return rows.filter(is_one_of_them)
 

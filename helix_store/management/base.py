@@ -53,7 +53,7 @@ from helix_store.management.output import (
 )
 from helix_store.reports.session import checkpoint_of_step
 from helix_store.schema import require_app
-from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.sessions.waiting import calls_of
 from helix_store.stores import DatabaseStateStore
 from helix_store.stores.directory import SessionDirectory
 
@@ -575,11 +575,7 @@ def chosen_call(store: DatabaseStateStore, session_id: str, text: str | None) ->
 
     ``None`` selects the only open call. If another session owns the call, only its id is known.
     """
-    state = store.load_state(session_id)
-    if state is None:
-        raise SessionNotFound(session_id)
-    calls = ToolCalls(state.pending_client_tool_calls, state.completed_client_tool_calls)
-    open_calls = calls.unanswered
+    calls, open_calls = calls_of(Database(store.alias, store.tenant), session_id)
     if text is not None and (text in calls.pending or text in calls.completed):
         return text, _approval_id(calls.pending.get(text))
     matches = [call_id for call_id in open_calls if call_id.startswith(text or "")]

@@ -550,8 +550,12 @@ def _refusal(
 
 def is_answer(decision: StoredDecision, entry: Mapping[str, Any]) -> bool:
     """Return whether a decision is the answer that an entry of the state holds."""
-    at = validation.datetime_to_milliseconds(decision.decided_at)
-    return decision.is_final and at == entry.get("submitted_at")
+    return decision.is_final and was_answered_at(entry, decision.decided_at)
+
+
+def was_answered_at(entry: Mapping[str, Any], moment: datetime) -> bool:
+    """Return whether an entry of the state has an answer from this moment."""
+    return entry.get("submitted_at") == validation.datetime_to_milliseconds(moment)
 
 
 def is_over(decision: StoredDecision, entry: Mapping[str, Any]) -> bool:
@@ -645,7 +649,7 @@ def _check_on_expiry(entry: Mapping[str, Any], path: str) -> None:
 class ToolCalls:
     """The pending and completed calls of one session by tool call id, and its live decisions.
 
-    The live decisions are only needed to answer a call, and to use an approval.
+    The live decisions are only needed to find the open calls, to answer a call, and to use an approval.
     """
 
     def __init__(self, pending: Mapping[str, Any], completed: Mapping[str, Any], live: Any = None) -> None:
@@ -677,7 +681,7 @@ class ToolCalls:
 
     @property
     def unanswered(self) -> dict[str, dict[str, Any]]:
-        """The calls that somebody still has to answer."""
+        """The calls for which the state holds no answer, so that the agent cannot continue with them."""
         return {
             tool_call_id: entry
             for tool_call_id, value in self.pending.items()
@@ -689,6 +693,33 @@ class ToolCalls:
         """True if there are answers to take and no open call."""
         entries = [entry for value in self.pending.values() if (entry := _entry(value))]
         return bool(entries) and all("submitted_at" in entry for entry in entries)
+
+    @property
+    def claimed(self) -> dict[str, dict[str, Any]]:
+        """The approvals whose answers in the state may be the agent's own: they are not live approvals."""
+        return {
+            tool_call_id: entry
+            for tool_call_id, value in self.pending.items()
+            if "submitted_at" in (entry := _entry(value))
+            and entry.get("approval_id") is not None
+            and self.live.of_answered(tool_call_id, entry) is None
+            and not _NOT_IN_IDS.search(tool_call_id)
+        }
+
+    def open(self, decisions: Iterable[StoredDecision]) -> dict[str, dict[str, Any]]:
+        """Return the calls that somebody still has to answer. ``decisions`` include those of `claimed` calls.
+
+        An answer to an approval that only the state holds has no effect.
+        """
+        claimed = self.claimed
+        for each in decisions:
+            if each.tool_call_id in claimed and is_over(each, claimed[each.tool_call_id]):
+                del claimed[each.tool_call_id]
+        return {
+            tool_call_id: entry
+            for tool_call_id, value in self.pending.items()
+            if (entry := _entry(value)) and ("submitted_at" not in entry or tool_call_id in claimed)
+        }
 
     def add(self, entries: Mapping[str, dict[str, Any]]) -> list[str]:
         """Add calls and return the ids of the new ones.
@@ -719,11 +750,12 @@ class ToolCalls:
         """Store an answer to an open call, unless the session has ended. The first final answer counts.
 
         ``version`` is the next version of the session. ``decisions`` reads those of the call; it is only
-        called if the state holds an answer that may be the agent's own. Raises `NotPermitted` and
-        `InvalidPayload`.
+        called if the call is `claimed`. Raises `NotPermitted` and `InvalidPayload`.
         """
         entry = _entry(self.pending.get(tool_call_id))
-        if tool_call_id in self.completed or self._is_answered(tool_call_id, entry, decisions):
+        if tool_call_id in self.completed:
+            return SubmissionOutcome.ALREADY_COMPLETED
+        if entry and tool_call_id not in self.open(decisions() if tool_call_id in self.claimed else ()):
             return SubmissionOutcome.ALREADY_COMPLETED
         if not entry or status in TERMINAL_STATUSES:
             return SubmissionOutcome.UNKNOWN_TOOL_CALL
@@ -762,19 +794,6 @@ class ToolCalls:
                 decided_at=validation.milliseconds_to_datetime(submitted_at),
             )
         return SubmissionOutcome.ACCEPTED if is_final else SubmissionOutcome.RECORDED
-
-    def _is_answered(
-        self,
-        tool_call_id: str,
-        entry: Mapping[str, Any],
-        decisions: Callable[[], Sequence[StoredDecision]],
-    ) -> bool:
-        """Return whether somebody has given the answer that a pending entry holds."""
-        if "submitted_at" not in entry:
-            return False
-        if entry.get("approval_id") is None or self.live.of_answered(tool_call_id, entry) is not None:
-            return True
-        return any(is_over(each, entry) for each in decisions())
 
     def approved_call(
         self, tool_call_id: str, decisions: Sequence[StoredDecision], *, is_own: bool

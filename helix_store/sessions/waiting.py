@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
@@ -25,8 +26,8 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import Guard, datetime_to_milliseconds
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
-from helix_store.engine.expressions import NoIndexHint, after_keyset, insert_row, update_row
-from helix_store.exceptions import ConflictError
+from helix_store.engine.expressions import NoIndexHint, after_keyset, insert_row, update_row, with_keys
+from helix_store.exceptions import ConflictError, SessionNotFound
 from helix_store.locks import hold_fence
 from helix_store.models import Decision, Run, Session
 from helix_store.sessions.locking import (
@@ -124,6 +125,38 @@ _CALL_COLUMNS: Final = (
 _ANSWER_COLUMNS: Final = (*_CALL_COLUMNS, "live_decisions")
 _DECISION_COLUMNS: Final = StoredDecision._fields
 _OF_CALL: Final = tuple(f"decision__{name}" for name in _DECISION_COLUMNS)
+
+
+def open_calls(db: Database, sessions: Mapping[int, ToolCalls]) -> dict[int, dict[str, dict[str, Any]]]:
+    """Return the calls of sessions, by key, that somebody still has to answer.
+
+    This takes one statement if a state holds an answer that may be the agent's own, otherwise none.
+    """
+    claimed = {key: ids for key, calls in sessions.items() if (ids := list(calls.claimed))}
+    decisions: dict[int, list[StoredDecision]] = {key: [] for key in claimed}
+    if claimed:
+        rows: Any = Decision.objects.using(db.alias).filter(is_final=True).order_by()
+        rows = with_keys(db, rows, "session", list(claimed))
+        rows = with_keys(db, rows, "tool_call_id", sorted({*chain(*claimed.values())}), column_type="text")
+        # What was approved can be long, and does not matter here.
+        columns = [name for name in _DECISION_COLUMNS if name != "content"]
+        for key, *row in db.query(lambda: list(rows.values_list("session_id", *columns))):
+            decisions[key].append(StoredDecision(content=None, **dict(zip(columns, row, strict=True))))
+    return {key: calls.open(decisions.get(key, ())) for key, calls in sessions.items()}
+
+
+def calls_of(db: Database, session_id: str) -> tuple[ToolCalls, dict[str, dict[str, Any]]]:
+    """Return the calls of a session, and those that somebody still has to answer.
+
+    This takes one statement more than `open_calls`. Raises `SessionNotFound` and `IntegrityFault`.
+    """
+    columns = ("pk", "pending_client_tool_calls", "completed_client_tool_calls", "live_decisions")
+    row = db.query(lambda: session_with_id(db, session_id).values_list(*columns).first())
+    if row is None:
+        raise SessionNotFound(session_id)
+    key, *texts = row
+    calls = ToolCalls.stored(*texts)
+    return calls, open_calls(db, {key: calls})[key]
 
 
 class DatabaseWaiting(DatabaseOperations):

@@ -10,7 +10,8 @@ Each condition is one statement, which reads an index in the order of time and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -48,6 +49,7 @@ from helix_store.sessions.runs import (
     is_abandoned,
 )
 from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.sessions.waiting import open_calls
 from helix_store.signals import announce, session_ready
 
 __all__ = ["StuckSession", "aannounce_ready", "afind_stuck", "announce_ready", "find_stuck"]
@@ -158,6 +160,8 @@ class _Search(NamedTuple):
     run_id: str = "NULL"
     calls: str = "NULL"
     """The column with the calls that wait, if the condition depends on them."""
+    live: str = "NULL"
+    """The column with the live decisions, if the condition depends on them."""
 
 
 def _crashed(clock: Clock) -> _Search:
@@ -274,6 +278,7 @@ def _waiting(_: Clock) -> _Search:
         order="s.updated_at, s.id",
         detail="s.waiting_kind",
         calls="s.pending_client_tool_calls",
+        live="s.live_decisions",
     )
 
 
@@ -323,6 +328,7 @@ class _Row(NamedTuple):
     status: str
     suspension_kind: str | None
     calls: str | None
+    live: str | None
     condition: Condition
     announced_at: Any = None
 
@@ -338,6 +344,7 @@ def _selected(search: _Search, condition: str, *more: str) -> str:
         "s.status",
         "s.suspension_kind",
         f"CAST({search.calls} AS text)",
+        f"CAST({search.live} AS text)",
         f"'{condition}'",
         *more,
     ]
@@ -409,22 +416,35 @@ def _conditions_of_keys() -> Statement:
     return for_keys(Statement(text(POSTGRESQL), text(SQLITE), citus=(text(CITUS),)))
 
 
-def _open_calls(calls: str | None) -> list[str] | None:
-    """Return the names of the tools whose calls are open; ``None`` if the calls cannot be read."""
-    try:
-        asked = ToolCalls.stored(calls, None).unanswered
-    except IntegrityFault:
-        return None
-    return sorted({str(call.get("tool_name")) for call in asked.values()})
+def _found(db: Database, rows: Iterable[_Row]) -> Iterator[tuple[_Row, StuckSession]]:
+    """Yield the rows, each with its value, except those that the calls which their statement cannot read
+    exclude. This takes one more statement if a state holds an answer that may be the agent's own.
+    """
+    rows, waiting = list(rows), {}
+    for row in rows:
+        if row.condition == "waiting" and row.suspension_kind == WAITING_KIND:
+            with suppress(IntegrityFault):
+                waiting[row.key] = ToolCalls.stored(row.calls, None, row.live)
+    calls = open_calls(db, waiting)
+    for row in rows:
+        stuck = _stuck(row, _tools(calls[row.key]) if row.key in calls else None)
+        if stuck is not None:
+            yield row, stuck
 
 
-def _stuck(row: _Row) -> StuckSession | None:
-    """Return the value of a row; ``None`` if the calls that its statement cannot read say otherwise."""
+def _tools(calls: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return sorted({str(call.get("tool_name")) for call in calls.values()})
+
+
+def _stuck(row: _Row, tools: Sequence[str] | None) -> StuckSession | None:
+    """Return the value of a row; ``None`` if its calls say otherwise.
+
+    ``tools`` are the names of those whose calls are open, ``None`` if the calls cannot be read.
+    """
     detail = row.detail
     if row.condition == "waiting" and detail is not None:
         detail = detail.partition(":")[0]
     if row.condition == "waiting" and row.suspension_kind == WAITING_KIND:
-        tools = _open_calls(row.calls)
         if tools is not None and not tools and detail is None:
             return None
         detail = ", ".join(tools or ()) or detail
@@ -455,7 +475,8 @@ def find_stuck(
 
     ``tenant=None`` means all tenants of the database ``using``. By default, ``conditions`` are all but
     ``waiting``. A session is returned once for each of its conditions. Runs one statement for each condition,
-    which reads an index. Raises `InvalidQuery`.
+    which reads an index. ``waiting`` takes another one if there are answers to approvals that may be the
+    agent's own. Raises `InvalidQuery`.
     """
     chosen, age = checked_conditions(conditions), _checked_age(older_than)
     limit = validation.page_limit(limit, maximum=MOST_STUCK)
@@ -466,7 +487,7 @@ def find_stuck(
     found: list[StuckSession] = []
     for condition in chosen:
         statement = find_statement(condition, "all" if tenant is None else "one", is_aged=bool(age))
-        found += filter(None, map(_stuck, _rows(db, statement, parameters)))
+        found += (stuck for _, stuck in _found(db, _rows(db, statement, parameters)))
     return _longest_first(found, limit)
 
 
@@ -487,9 +508,10 @@ async def afind_stuck(
 
 
 def conditions_of(db: Database, keys: Sequence[int]) -> dict[int, StuckSession]:
-    """Return the condition to show for each of these sessions that cannot go on, by key. One statement.
+    """Return the condition to show for each of these sessions that cannot go on, by key.
 
-    A session with a row that cannot be read has no condition to show.
+    A session with a row that cannot be read has no condition to show. One statement, and another one if there
+    are answers to approvals that may be the agent's own.
     """
     if not keys:
         return {}
@@ -500,10 +522,8 @@ def conditions_of(db: Database, keys: Sequence[int]) -> dict[int, StuckSession]:
         if len(keys) == 1:
             return {}
         return {key: stuck for each in keys for key, stuck in conditions_of(db, [each]).items()}
-    for row in sorted(rows, key=lambda row: _SHOWN_FIRST.index(row.condition)):
-        stuck = _stuck(row)
-        if stuck is not None:
-            found.setdefault(row.key, stuck)
+    for row, stuck in _found(db, sorted(rows, key=lambda row: _SHOWN_FIRST.index(row.condition))):
+        found.setdefault(row.key, stuck)
     return found
 
 
@@ -515,7 +535,10 @@ def is_mere(status: str) -> bool:
 def conditions_of_ids(
     using: str, sessions: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], StuckSession]:
-    """Return the conditions of `conditions_of` by the tenant and the id of the session. Two statements."""
+    """Return the conditions of `conditions_of` by the tenant and the id of the session.
+
+    One statement more than `conditions_of`.
+    """
     if not sessions:
         return {}
     db = Database(using, "")
@@ -543,10 +566,8 @@ def find_keys(
         parameters["tenants"] = list_parameter(db, list(tenants))
     for condition in checked_conditions(conditions):
         statement = find_statement(condition, "all" if tenants is None else "some")
-        for row in _rows(db, statement, parameters):
-            stuck = _stuck(row)
-            if stuck is not None:
-                found.setdefault(row.key, stuck)
+        for row, stuck in _found(db, _rows(db, statement, parameters)):
+            found.setdefault(row.key, stuck)
     return dict(sorted(found.items(), key=lambda each: each[1].since)[:limit])
 
 
@@ -693,7 +714,7 @@ class MemoryConditions:
         columns = record.columns
         if columns["suspension_kind"] != WAITING_KIND:
             return None
-        tools = _open_calls(columns["pending_client_tool_calls"])
+        tools = _tools(ToolCalls.of(columns).open(record.decisions))
         return (columns["updated_at"], ", ".join(tools), None) if tools else None
 
 

@@ -67,6 +67,19 @@ def test_an_approval_is_decided_without_its_id(
     }
 
 
+def test_a_call_that_only_its_agent_has_answered_is_open(store: DatabaseStateStore) -> None:
+    waits_for(store, call_1=BOOKING, call_2={"tool_name": "search"})
+    store.submit_tool_result("journey", "call_2", result=1)
+    state = store.load_state("journey")
+    assert state is not None
+    state.pending_client_tool_calls["call_1"] |= {"approved": True, "submitted_at": 1_700_000_000_000}
+    store.save_state("journey", state)
+    ended = answer(store, "reject")
+    assert ended.code == 0, ended.err
+    assert answers(store)["call_1"] == {"approved": False, "reason": None}
+    assert "is not waiting for an answer" in answer(store, "reject").err
+
+
 @for_each(
     ("arguments", "result"),
     [

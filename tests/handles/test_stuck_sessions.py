@@ -333,6 +333,34 @@ def test_a_session_with_open_calls_is_waiting(store: AnyStore) -> None:
     assert conditions(store) == [("waiting", "waiting", "ask, refund")]
 
 
+@for_each("answer", [{"approved": True}, {"approved": False}, {"error": "no"}], ids=repr)
+def test_a_session_whose_agent_has_written_the_answer_is_waiting(
+    store: AnyStore, answer: dict[str, Any]
+) -> None:
+    for session_id in ("forged", "answered"):
+        store.new_session(session_id, agent_type="agent")
+        with store.session(session_id).turn() as turn, turn.step() as step:
+            step.ask_approval("pay", "pay", {"eur": 5})
+    store.sessions.submit_tool_result("answered", "pay", approval_id="pay", **answer)
+    state = store.session("forged").load()
+    state.pending_client_tool_calls["pay"] |= {**answer, "submitted_at": 1_700_000_000_000}
+    store.sessions.save_state("forged", state)
+    assert conditions(store) == [("forged", "waiting", "pay")]
+    store.sessions.submit_tool_result("forged", "pay", approval_id="pay", approved=False)
+    assert conditions(store) == []
+
+
+def test_a_session_with_a_used_approval_is_not_waiting(store: AnyStore) -> None:
+    session = store.new_session("used", agent_type="agent")
+    with session.turn() as turn, turn.step() as step:
+        step.ask_approval("pay", "pay", {"eur": 5})
+    store.sessions.submit_tool_result("used", "pay", approval_id="pay", approved=True)
+    with session.turn() as turn, turn.effect("pay", approval=True) as effect:
+        effect.done(True)
+    assert "pay" in session.load().pending_client_tool_calls
+    assert conditions(store) == []
+
+
 def test_a_session_whose_adapter_waits_is_waiting(stored: Store) -> None:
     stored.new_session("session", agent_type="agent")
     Session.objects.using(stored.alias).filter(tenant=stored.tenant).update(waiting_kind="interrupt:1")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter
@@ -26,7 +27,7 @@ from helix_store.actions.answers import (
 )
 from helix_store.actions.effects import SETTLE, SettleForm
 from helix_store.actions.sessions import POST, WITHDRAW_POST
-from helix_store.admin.base import Scope
+from helix_store.admin.base import Scope, is_searchable
 from helix_store.admin.elements import (
     NOTHING,
     difference,
@@ -53,7 +54,6 @@ from helix_store.exceptions import HelixStoreError, IntegrityFault
 from helix_store.models import Decision, DecisionOutcome, Effect, EffectState, Lock, Post, StagedChange
 from helix_store.models.sessions import OPEN_EFFECTS, OneOf, PostState
 from helix_store.reports.payloads import (
-    Change,
     changes_between,
     difference_pages,
     document_of,
@@ -73,7 +73,9 @@ from helix_store.sessions.tool_calls import (
     LiveDecisions,
     ToolCalls,
     current_call,
+    was_answered_at,
 )
+from helix_store.sessions.waiting import open_calls
 
 _CALLS: Final = 50
 _STAGED: Final = 20
@@ -83,23 +85,30 @@ _SHOWN: Final = 60_000
 _SHOWN_PARTS: Final = "helix_store_shown_parts"
 """The key of the user's session that holds the parts of long inputs that pages have shown."""
 _INPUTS_RECORDED: Final = 20
+_DECISIONS: Final = 1_000
+"""The maximum number of decisions that the page reads about the calls it shows: at most ten for each."""
 
 
-def open_calls(document: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Return the calls of a column that have no answer yet."""
-    return list(ToolCalls(document if isinstance(document, dict) else {}, {}).unanswered.items())
+def open_calls_of(view: SessionView, pending: Any) -> dict[str, dict[str, Any]]:
+    """Return the calls of a session's column that somebody still has to answer.
+
+    This takes a statement if the state holds an answer that may be the agent's own.
+    """
+    view.read("live_decisions")
+    calls = ToolCalls(pending if isinstance(pending, dict) else {}, {}, view.document("live_decisions"))
+    return open_calls(view.db, {view.session.pk: calls})[view.session.pk]
 
 
 def open_call(view: SessionView, key: str) -> dict[str, Any] | None:
     """Return one open call of a session as the section shows it, or ``None`` if it is no longer open."""
     view.read("pending_client_tool_calls", "live_decisions")
     pending = view.whole_document("pending_client_tool_calls")
-    if not isinstance(pending, dict) or key not in pending or _is_answered(pending[key]):
+    call = open_calls_of(view, {key: pending[key]} if isinstance(pending, dict) and key in pending else {})
+    if not call:
         return None
     live = LiveDecisions(view.document("live_decisions"))
-    people = People.of([(key, pending[key])], live)
-    (call,) = _open(view, {key: pending[key]}, view.button(ANSWER), people, {}, live)
-    return call
+    (shown,) = _open(view, call, call, view.button(ANSWER), People.of([*call.items()], live), {}, live)
+    return shown
 
 
 class Waits(Section):
@@ -123,14 +132,20 @@ class Waits(Section):
         answered = completed.items() if isinstance(completed, dict) else ()
         newest = list(answered)[-_CALLS:][::-1]
         live = LiveDecisions(view.document("live_decisions"))
-        people = People.of([*_items(pending), *newest], live)
-        finals = _finals(view, [key for key, call in (*_items(pending), *newest) if _is_answered(call)])
+        still_open = open_calls_of(view, pending)
+        listed = [*_items(pending), *newest]
+        decisions = _decisions_about(view, [key for key, call in listed if _is_answered(call)])
+        people = People.of(listed, live, decided_by=[row["actor"] for row in decisions])
+        finals = _finals(view, decisions, people)
         return {
             "pending": sorted(
-                _open(view, pending, button, people, finals, live), key=itemgetter("is_answered")
+                _open(view, pending, still_open, button, people, finals, live), key=itemgetter("is_answered")
             ),
             "pending_text": _damaged_text(view, "pending_client_tool_calls", pending),
-            "completed": [_call(key, call, None, people, finals.get(key)) for key, call in newest],
+            "completed": [
+                _call(key, call, None, people, finals.get(key), is_answered=_is_answered(call))
+                for key, call in newest
+            ],
             "completed_count": len(answered),
             "completed_text": _damaged_text(view, "completed_client_tool_calls", completed),
             "elsewhere": self._elsewhere(view),
@@ -174,15 +189,15 @@ class Waits(Section):
 
 
 _DECIDED: Final = (
-    *("tool_call_id", "outcome", "is_final", "actor", "reason", "decided_at"),
+    *("tool_call_id", "asking", "outcome", "is_final", "actor", "reason", "decided_at"),
     *("used_by_step", "used_by_effect"),
 )
 
 
-def _read_decisions(decisions: QuerySet[Any]) -> list[dict[str, Any]]:
+def _read_decisions(decisions: QuerySet[Any], limit: int = _CALLS) -> list[dict[str, Any]]:
     """Return the newest decisions with the starts of what was approved, the newest first."""
     content = document_start("content")
-    return list(decisions.order_by("-version").values(*_DECIDED, content_start=content)[:_CALLS])
+    return list(decisions.order_by("-version").values(*_DECIDED, content_start=content)[:limit])
 
 
 def _decisions(view: SessionView) -> list[dict[str, Any]]:
@@ -192,6 +207,11 @@ def _decisions(view: SessionView) -> list[dict[str, Any]]:
     found = _read_decisions(view.rows(Decision))
     people = People.of_actors(row["actor"] for row in found)
     return [_decided(row, people) for row in found]
+
+
+def _about(view: SessionView, tool_call_ids: Iterable[str]) -> QuerySet[Any]:
+    """Return the decisions about these calls. No answer can name an id that a database cannot compare."""
+    return view.rows(Decision).filter(tool_call_id__in=list(filter(is_searchable, tool_call_ids)))
 
 
 def _decided(row: dict[str, Any], people: People) -> dict[str, Any]:
@@ -206,9 +226,11 @@ def _decided(row: dict[str, Any], people: People) -> dict[str, Any]:
         "tool": visible(tool) if isinstance(tool, str) else "",
         "outcome": dict(DecisionOutcome.choices).get(row["outcome"], visible(row["outcome"])),
         "is_approved": row["outcome"] == DecisionOutcome.APPROVED,
+        "is_error": row["outcome"] == DecisionOutcome.ERROR,
         "is_final": row["is_final"],
         "by": people.named(row["actor"]),
         "reason": visible(row["reason"] or ""),
+        "decided_at": row["decided_at"],
         "at": distance(row["decided_at"]),
         "used_by": visible(step or effect or ""),
         "used_by_effect": step is None and effect is not None,
@@ -225,12 +247,12 @@ def mark_approvals(view: SessionView, calls: Mapping[str, dict[str, Any]]) -> No
     """
     if not calls or not view.may_view(Decision):
         return
-    view.read("pending_client_tool_calls", "completed_client_tool_calls")
+    view.read("pending_client_tool_calls", "completed_client_tool_calls", "live_decisions")
     pending, completed = (
         dict(_items(view.document(name)))
         for name in ("pending_client_tool_calls", "completed_client_tool_calls")
     )
-    found = _read_decisions(view.rows(Decision).filter(tool_call_id__in=calls))
+    found = _read_decisions(_about(view, calls))
     entries = {key: entry for key, entry in {**pending, **completed}.items() if isinstance(entry, dict)}
     askers = (entries.get(key, {}).get("requester") for key in calls)
     people = People.of_actors([*(row["actor"] for row in found), *askers])
@@ -240,13 +262,15 @@ def mark_approvals(view: SessionView, calls: Mapping[str, dict[str, Any]]) -> No
         if decision["is_edited"]:
             decision["shown"] = visible_json(json_start(decision["arguments"], WHOLE)[0])
         call.setdefault("decisions", []).append(decision)
+    still_open = open_calls_of(view, {key: entry for key, entry in pending.items() if key in calls})
     for key, call in calls.items():
         entry = entries.get(key)
         if entry is None or entry.get("approval_id") is None:
             continue
         call["asked_by"] = people.named(entry.get("requester"))
         call["asked"] = distance(moment_of_epoch(entry.get("requested_at")))
-        call["answer_url"] = "" if "submitted_at" in entry else f"{view.url('waits', call=key)}#section"
+        is_open = key in still_open and key not in completed
+        call["answer_url"] = f"{view.url('waits', call=key)}#section" if is_open else ""
 
 
 def _is_edited(given: str, arguments: Any) -> bool:
@@ -260,22 +284,34 @@ def _is_edited(given: str, arguments: Any) -> bool:
 
 
 def _is_answered(call: Any) -> bool:
+    """Return whether the state holds an answer to a call, which may be the agent's own."""
     return isinstance(call, dict) and "submitted_at" in call
 
 
-def _finals(view: SessionView, tool_call_ids: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the newest final decisions about these calls: what was approved, and what has used it."""
+def _decisions_about(view: SessionView, tool_call_ids: list[str]) -> list[dict[str, Any]]:
+    """Return the decisions about these calls, without what was approved if the user may not view it."""
     if not tool_call_ids:
-        return {}
-    found = _read_decisions(view.rows(Decision).filter(tool_call_id__in=tool_call_ids, is_final=True))
-    if not view.may_view(Decision):
-        found = [{**row, "content_start": None} for row in found]
-    return {row["tool_call_id"]: _decided(row, People({})) for row in reversed(found)}
+        return []
+    found = _read_decisions(_about(view, tool_call_ids), _DECISIONS)
+    return found if view.may_view(Decision) else [{**row, "content_start": None} for row in found]
+
+
+def _finals(view: SessionView, decisions: list[dict[str, Any]], people: People) -> dict[str, dict[str, Any]]:
+    """Return the newest final decisions: who has decided what, and what has used it, by tool call id."""
+    finals = {}
+    actors: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    for row in reversed(decisions):
+        agreed = actors[row["tool_call_id"], row["asking"], row["outcome"]]
+        agreed.append(row["actor"])
+        if row["is_final"]:
+            finals[row["tool_call_id"]] = {**_decided(row, people), "by": people.names(agreed)}
+    return finals
 
 
 def _open(
     view: SessionView,
     document: Any,
+    still_open: Container[str],
     button: Button | None,
     people: People,
     finals: dict[str, dict[str, Any]],
@@ -291,7 +327,8 @@ def _open(
     for key, call in calls.items():
         entry = call if isinstance(call, dict) else {"input": call}
         text, is_cut = json_start(entry.get("input"), min(room, WHOLE))
-        shown = _call(key, call, button, people, finals.get(key))
+        is_answered = _is_answered(call) and key not in still_open
+        shown = _call(key, call, button, people, finals.get(key), is_answered=is_answered)
         found.append(shown)
         if "answer" in shown:
             continue
@@ -382,12 +419,21 @@ def _list(value: Any) -> list[Any]:
 
 
 def _call(
-    key: str, call: Any, button: Button | None, people: People, final: dict[str, Any] | None = None
+    key: str,
+    call: Any,
+    button: Button | None,
+    people: People,
+    final: dict[str, Any] | None = None,
+    *,
+    is_answered: bool,
 ) -> dict[str, Any]:
-    """Return a call, answered or not. ``approval`` is the approval id as stored, for the form."""
+    """Return a call, answered or not. ``approval`` is the approval id as stored, for the form.
+
+    An answered approval is shown as its ``final`` decision says, because the agent can write the state.
+    """
     entry = call if isinstance(call, dict) else {"input": call}
     deadline, approval = moment_of_epoch(entry.get("deadline")), entry.get("approval_id")
-    shown = {
+    shown: dict[str, Any] = {
         "id": key,
         "shown_id": visible(key),
         "tool": _text(entry.get("tool_name")),
@@ -395,34 +441,45 @@ def _call(
         "deadline": distance(deadline),
         "default": _default(entry.get("on_expiry")),
         "approval": approval if isinstance(approval, str) else None,
-        "used_by": "" if final is None else final["used_by"],
-        "used_by_effect": final is not None and final["used_by_effect"],
     }
-    if "submitted_at" not in entry:
+    if not is_answered:
         is_overdue = deadline is not None and deadline < moments.now()
         return {**shown, "is_overdue": is_overdue, "button": button, "is_answered": False}
+    if final is not None and not was_answered_at(entry, final["decided_at"]):
+        final = None
     answer = next((name for name in ("approved", "error", "result") if name in entry), "")
-    # An answer that the agent has taken no longer contains the call, but the decision does.
-    if final is not None and shown["tool"] == NOTHING:
-        shown["tool"] = final["tool"] or NOTHING
-    has_input = "input" in entry or final is None
-    return {
-        **shown,
-        "input": _block(entry.get("input")) if has_input else final and final["input"],
+    is_claimed = final is None and answer == "approved"
+    shown |= {
+        "input": _block(entry.get("input")),
         "answer": _answer_word(answer, entry),
         "answer_value": _answer_value(answer, entry),
         "answered": distance(moment_of_epoch(entry["submitted_at"])),
-        "answered_by": people.names(entry.get("actors")),
-        "changes": difference(_edits(entry)),
+        "answered_by": "" if is_claimed else people.names(entry.get("actors")),
+        "is_claimed": is_claimed,
         "is_answered": True,
     }
+    return shown if final is None else shown | _decided_call(entry, final)
 
 
-def _edits(entry: dict[str, Any]) -> Sequence[Change]:
-    """Return what a person has changed in the input that they approved, if people can read so much."""
-    if EDITED_FROM not in entry or entry.get("approved") is not True:
-        return ()
-    return few_changes(entry[EDITED_FROM], entry.get("input")) or ()
+def _decided_call(entry: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an answered call that its final decision determines."""
+    shown: dict[str, Any] = {
+        "answer": final["outcome"],
+        "answered": final["at"],
+        "answered_by": final["by"],
+        "used_by": final["used_by"],
+        "used_by_effect": final["used_by_effect"],
+    }
+    if not final["is_error"]:
+        shown["answer_value"] = final["reason"]
+    if final["tool"]:
+        shown["tool"] = final["tool"]
+    if final["arguments"] is not UNREADABLE:
+        shown["input"] = _block(final["arguments"])
+        # If there are too many changes, people cannot read them.
+        edits = few_changes(entry[EDITED_FROM], final["arguments"]) if EDITED_FROM in entry else ()
+        shown["changes"] = difference(edits or ())
+    return shown
 
 
 def _text(value: Any) -> str:
