@@ -298,6 +298,14 @@ def test_an_output_that_cannot_be_written_is_wrong_usage(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_error_for_a_path_has_no_character_that_a_terminal_obeys(
+    committed_db: CommittedDatabase, tmp_path: Path
+) -> None:
+    with pytest.raises(CommandError) as caught:
+        export(committed_db, "--output", str(tmp_path / "no\x1b[31m\x9b\u202e" / "file"))
+    assert r"/no\x1b[31m\x9b\u202e/file cannot be written" in str(caught.value)
+
+
 @pytest.mark.thorough
 def test_a_pipe_or_a_device_stays_what_it_is(committed_db: CommittedDatabase, tmp_path: Path) -> None:
     simple_session(committed_db, "session")

@@ -163,6 +163,12 @@ def test_a_file_of_something_else_is_a_problem(committed_db: CommittedDatabase, 
     assert caught.value.returncode == 1
 
 
+def test_the_error_for_a_path_has_no_character_that_a_terminal_obeys(committed_db: CommittedDatabase) -> None:
+    with pytest.raises(CommandError, match="cannot be read: No such file") as caught:
+        call_command("helix_import", "no\x1b[31m\x9b\u202efile", database=committed_db.alias)
+    assert str(caught.value).startswith(r"no\x1b[31m\x9b\u202efile ")
+
+
 def test_a_path_that_the_system_refuses_is_no_traceback(committed_db: CommittedDatabase) -> None:
     with pytest.raises(CommandError, match=r"x cannot be read or written: File name too long\.") as caught:
         call_command(

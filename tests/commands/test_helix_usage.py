@@ -25,6 +25,7 @@ from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import NOON, custom, tokens, tool
 from helix_store.usage.store import usage_report
 from tests.cells import for_each
+from tests.commands.running import run as run_command
 from tests.databases import CommittedDatabase
 
 DAY: Final = 24 * 60 * 60 * 1_000
@@ -169,6 +170,17 @@ def test_a_spreadsheet_finds_no_formula(empty_db: CommittedDatabase) -> None:
         spend(empty_db.alias, f'{start}HYPERLINK("a","b")', tool(), tenant=f"{start}t")
     cells = [row[:2] for row in csv.reader(StringIO(run(empty_db.alias, "--by", "session", "--csv")))]
     assert sorted(cells[1:]) == sorted([f"'{start}t", f'\'{start}HYPERLINK("a","b")'] for start in "=+-@")
+
+
+def test_csv_on_a_terminal_has_no_character_that_it_obeys_or_hides(empty_db: CommittedDatabase) -> None:
+    model = "m\u200b\u202e\u2066é"
+    spend(empty_db.alias, "session", tokens(model=model, prompt=1))
+    arguments = ("helix_usage", "--by", "model", "--csv")
+    shown = run_command(empty_db.alias, *arguments, terminal=True).out
+    assert r"m\u200b\u202e\u2066é" in shown
+    assert not set(model[1:4]) & set(shown)
+    assert shown.count("\n") == 2
+    assert model in run_command(empty_db.alias, *arguments).out
 
 
 def test_json_goes_through_a_pipe(filled: str) -> None:

@@ -27,6 +27,8 @@ _LIMITS: Final = state("limits_of_inputs_results")
 _WAKES: Final = named(_TURNS, "settling_announces")
 _CALLER: Final = named(_TURNS, "in_a_transaction", "was_rolled_back")
 _UNWRITTEN: Final = named(_TURNS, "effect_that_is_done_writes_nothing")
+_STOPPED: Final = named(_TURNS, "attempts_nothing_more")
+_RESTS: Final = named("tests/handles/test_rest.py", "settled_during_the_last_turn")
 _DEAD: Final = named(_TURNS, "stops_at_an_effect_of_a_dead_worker", "survives_the_death")
 
 _STORE: Final = "sessions/effects.py"
@@ -122,6 +124,18 @@ EFFECTS: Final = (
         named(_TURNS, "one_thread_of_a_turn"),
     ),
     Mutant("effect", _TURN, "self._turn._interrupt = unknown", "pass", _DEAD),
+    # --- A turn that was stopped elsewhere, and what arrives for a session at rest
+    Mutant(
+        "effect",
+        _STORE,
+        "{_RUN} IS NULL OR {_IS_OPEN} AND NOT EXISTS",
+        "{_RUN} IS NULL OR NOT EXISTS",
+        _STOPPED,
+    ),
+    Mutant("effect", _STORE, "i.session_id = s.id AND i.run_id = {_RUN}", "1 = 0", _STOPPED),
+    Mutant("effect", _STORE, "    if status in _CLOSED:", "    if False:", _STOPPED),
+    Mutant("effect", _STORE, "if kind is not None and run_id == intent.run_id:", "if False:", _STOPPED),
+    Mutant("effect", "sessions/statements.py", " OR e.ended_at > r.started_at AND {_IS_SETTLED}", "", _RESTS),
     # --- In memory
     Mutant(
         "effect",
@@ -133,8 +147,8 @@ EFFECTS: Final = (
     Mutant(
         "effect",
         _MEMORY,
-        "                of.attempt,\n",
-        "                stored.attempt,\n",
+        "if not of.is_same_attempt(stored()):",
+        "if False:",
         in_memory("late_end_of_an_attempt"),
     ),
     Mutant(

@@ -250,12 +250,12 @@ LEDGERS: Final = (
     Mutant("budget", _BUDGET_SQL, "WHERE b.tenant = %(tenant)s AND b.scope", "WHERE b.scope", _CAPS),
     Mutant("budget", _BUDGET_SQL, "WHERE b.tenant = %(tenant)s AND b.name", "WHERE b.name", _CAPS),
     Mutant("budget", _BUDGET_SQL, " ON {name}.tenant = b.tenant AND ", " ON ", _CAPS),
-    Mutant("budget", _BUDGET_SQL, "counters = counters.exclude(period=_HOLDER)", "pass", _CAPS),
+    Mutant("budget", _BUDGET_SQL, "counters = counters.exclude(period=_HOLDER, **applies)", "pass", _CAPS),
     Mutant(
         "budget",
         _BUDGET_SQL,
-        "            if hold is None and held is not None:\n",
-        "            if 0:\n",
+        "                if left:\n",
+        "                if 0:\n",
         _CAPS,
     ),
     Mutant(

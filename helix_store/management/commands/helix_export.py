@@ -14,7 +14,7 @@ from typing import IO, Any
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.management.base import StoreCommand, WrongUsage, whole_id
-from helix_store.management.output import cell, shown_json
+from helix_store.management.output import cell, shown_json, visible
 from helix_store.transfer import DatabaseSource, ExportSummary, write_export
 
 
@@ -138,7 +138,7 @@ def _written(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
             else NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
         )
     except OSError as exc:
-        raise WrongUsage(f"{path} cannot be written: {exc.strerror}.") from exc
+        raise WrongUsage(f"{visible(str(path))} cannot be written: {exc.strerror}.") from exc
 
     def keep() -> None:
         file.flush()

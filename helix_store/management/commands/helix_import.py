@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.management.base import StoreCommand, WrongUsage, refuse_options
-from helix_store.management.output import ProgressBar, cell
+from helix_store.management.output import ProgressBar, cell, visible
 from helix_store.transfer import ExportFile, ImportSummary, import_units
 from helix_store.transfer.records import Counts, Unit
 from helix_store.transfer.sources import SOURCES, Origin
@@ -177,4 +177,4 @@ def _opened(path: str | Path | None) -> AbstractContextManager[IO[bytes]]:
     try:
         return Path(path).open("rb")
     except OSError as exc:
-        raise WrongUsage(f"{path} cannot be read: {exc.strerror}.") from exc
+        raise WrongUsage(f"{visible(str(path))} cannot be read: {exc.strerror}.") from exc

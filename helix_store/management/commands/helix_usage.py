@@ -15,7 +15,7 @@ from django.core.management.base import CommandParser
 
 from helix_store.core.usage import UsageReport, UsageReportGrouping
 from helix_store.management.base import StoreCommand, WrongUsage, at_least, refuse_options
-from helix_store.management.output import moment_of, time_or_age
+from helix_store.management.output import moment_of, time_or_age, visible
 from helix_store.management.session_page import budgets_table, days_table, groups_table
 from helix_store.reports.payloads import project_zone
 from helix_store.reports.session import all_reports
@@ -92,7 +92,8 @@ class Command(StoreCommand):
                 limit=options["limit"],
             )
         if options["csv"]:
-            self.write_text(_csv(report))
+            text = _csv(report)
+            self.write_text(visible(text, keep="\n") if self.stdout.isatty() else text)
         elif self.is_json:
             asked = {
                 "tenant": options["tenant"],
