@@ -9,7 +9,7 @@ ledger's table for a moment: every writer has then either finished, or sees the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -37,6 +37,7 @@ from helix_store.counters import (
     Key,
     Spender,
     bounded,
+    is_period,
     keys_of,
     period,
     period_of,
@@ -492,6 +493,24 @@ def _check_budget(values: Mapping[str, Any]) -> None:
     checked_definition(
         values["name"], value=values["value"] or None, **{name: values[name] for name in names}
     )
+    _require_period(values["counted_from"], "/counted_from")
+
+
+def _check_counter(values: Mapping[str, Any]) -> None:
+    _require_period(values["period"], "/period")
+
+
+def _require_period(text: str, path: str) -> None:
+    if not is_period(text):
+        raise InvalidPayload(path=path, reason="expected a day, a month or nothing")
+
+
+def _unknown_periods(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
+    """Yield the counters with a period that no budget has."""
+    rows = BudgetCounter.objects.using(db.alias).filter(pk__in=keys).exclude(period=_HOLDER)
+    for key, name, text in rows.values_list("pk", "name", "period"):
+        if not is_period(text):
+            yield key, f"the counter of {shown_id(name)} has the period {shown_id(text)}"
 
 
 TABLES: Final = (
@@ -501,6 +520,8 @@ TABLES: Final = (
         record="budget_counter",
         order=("name", "period", "value"),
         parent="tenant",
+        check=_unknown_periods,
+        check_import=_check_counter,
         not_exported={"holds": "A hold belongs to a lease, which a process holds in the other database."},
         reads=None,
     ),

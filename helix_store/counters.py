@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -98,6 +98,17 @@ def bounded(amount: int) -> int:
 def period_of(period: BudgetPeriod, at: datetime) -> str:
     """Return the period of a moment in the form that counters use: a day, a month, or empty for a total."""
     return at.astimezone(UTC).date().isoformat()[: _LENGTHS[period]]
+
+
+def is_period(text: str) -> bool:
+    """Return whether a counter's period is a day, a month or empty, as `period_of` writes it."""
+    if not text:
+        return True
+    try:
+        day = date.fromisoformat(text if len(text) == _LENGTHS[BudgetPeriod.DAY] else f"{text}-01")
+    except ValueError:
+        return False
+    return text in (day.isoformat()[:length] for length in _LENGTHS.values())
 
 
 def start_of(period: BudgetPeriod, at: datetime) -> tuple[datetime, datetime] | None:

@@ -127,7 +127,7 @@ class Table:
 
     ``check_import`` takes the columns of each row that an import is about to store, without its parent, and
     raises `InvalidPayload` or `IntegrityFault` if the app could not read the row. The session of such a row
-    is not imported.
+    is not imported. It is for what ``reads`` and the rules of single columns do not find.
 
     ``reads`` reads the text of a `PayloadField`, and raises `IntegrityFault` if the text is damaged.
 

@@ -58,6 +58,14 @@ def loads(text: str) -> Any:
     raise IntegrityFault("A stored typed payload is not readable; other rows are not affected.")
 
 
+def loads_object(text: str) -> dict[Any, Any]:
+    """Return `loads` of a dict's text. Raises `IntegrityFault` for any other value."""
+    value = loads(text)
+    if type(value) is not dict:
+        raise IntegrityFault("A stored typed payload is not an object; other rows are not affected.")
+    return value
+
+
 # --- Writing --------------------------------------------------------------------------------------
 
 

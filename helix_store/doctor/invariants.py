@@ -23,9 +23,8 @@ from django.db.models import BooleanField, Count, Exists, Func, Max, Model, Oute
 from helix_store.budgets import NOTHING, count_again, counters_of, sums_of
 from helix_store.catalogue import Table, declared, tables
 from helix_store.catalogue.table import cascades_of
-from helix_store.checkpointers.graph.types import checkpoint_values
-from helix_store.core import typed_json
 from helix_store.core.payloads import decode, decode_object
+from helix_store.core.typed_json import loads_object
 from helix_store.core.types import RunStatus, SessionStatus
 from helix_store.counters import bounded
 from helix_store.doctor.findings import (
@@ -77,9 +76,10 @@ from helix_store.sessions.runs import (
 from helix_store.sessions.state import (
     HEAD_FIELDS,
     JSON_COLUMNS,
-    checkpoint_state,
     current_state,
     drop_unneeded_bases,
+    graph_values,
+    require_readable_envelope,
 )
 from helix_store.sessions.tool_calls import earliest_deadline
 from helix_store.streams.watching import notify_after_commit
@@ -544,7 +544,7 @@ def _can_read(read: Callable[[], Any]) -> bool:
 @each(Session, "unreadable-columns", "unreadable-typed-values")
 def heads(db: Database, keys: list[int]) -> Iterator[Fault]:
     for tenant, name, key, tags, metadata, typed, *texts in read_keys(db, HEAD_TEXTS, keys):
-        if typed is not None and not _can_read(partial(_typed_object, typed)):
+        if typed is not None and not _can_read(partial(loads_object, typed)):
             yield fault("unreadable-typed-values", "session", tenant, name, key=key)
         columns = dict.fromkeys(HEAD_FIELDS) | {"tags": tags, "metadata": metadata}
         columns |= dict(zip(JSON_COLUMNS, texts, strict=True))
@@ -559,11 +559,6 @@ def _read_head(columns: dict[str, Any]) -> None:
     except (ValueError, RecursionError) as exc:
         raise IntegrityFault from exc
     current_state({**columns, **documents, "status": SessionStatus.ACTIVE}, "{}", _SOUND_ENVELOPE)
-
-
-def _typed_object(text: str) -> None:
-    if type(typed_json.loads(text)) is not dict:
-        raise IntegrityFault
 
 
 # --- Rows --------------------------------------------------------------------------------------------
@@ -624,32 +619,17 @@ def states(scope: Scope) -> Iterator[Fault]:
 def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, base: str | None) -> str | None:
     """Return the rule that a row's columns break. An unreadable or missing base is a fault of another row."""
     if kind == CheckpointKind.GRAPH:
-        return None if _can_read(partial(checkpoint_values, payload)) else "unreadable-typed-values"
+        return None if _can_read(partial(graph_values, payload)) else "unreadable-typed-values"
     if kind == CheckpointKind.SNAPSHOT:
         return None if _can_read(partial(decode_object, payload)) else "unreadable-payload"
     if not _can_read(partial(decode_object, payload)):
         return "unreadable-payload"
-    if kind != CheckpointKind.BASE and not _can_read(partial(_read_envelope, envelope)):
+    if kind != CheckpointKind.BASE and not _can_read(partial(require_readable_envelope, envelope)):
         return "unreadable-envelope"
     if base_id is None or base is None or not _can_read(partial(decode_object, base)):
         return None
     return None if _can_read(partial(decode_with_delta, base, payload)) else "delta-misfit"
 
-
-def _read_envelope(envelope: str) -> None:
-    """Read the envelope as that of a checkpoint, together with a sound payload."""
-    checkpoint_state(
-        "{}",
-        envelope,
-        session_id="any",
-        version=1,
-        message_count=0,
-        created_at=_ANY_MOMENT,
-        updated_at=_ANY_MOMENT,
-    )
-
-
-_ANY_MOMENT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 PAYLOAD_CHECKS: Final = (
     by_statement("unknown-word", Session, "checkpoint", UNKNOWN_CHECKPOINT_STATUS),

@@ -22,18 +22,30 @@ def decode_with_delta(full: str, delta: str) -> dict[str, Any]:
     """
     # Call the decoder only once: for text as short as most deltas, the call takes longer than the decoding.
     parts = decode(f"[{full},{delta}]")
-    if [*map(type, parts)] != [dict, dict] or parts[1].keys() != {"removed", "set"}:
+    if type(parts) is not list or len(parts) != 2 or type(parts[0]) is not dict:
         raise _misfit()
     document: dict[str, Any] = parts[0]
-    removed, entries = parts[1]["removed"], parts[1]["set"]
-    if type(removed) is not list or type(entries) is not dict:
-        raise _misfit()
+    removed, entries = _removed_and_set(parts[1])
     for key in removed:
         if type(key) is not str or key not in document:
             raise _misfit()
         del document[key]
     document.update(entries)
     return document
+
+
+def require_delta(text: str) -> None:
+    """Raise `IntegrityFault` if a payload has not the form of a delta. Its base is not known."""
+    _removed_and_set(decode(text))
+
+
+def _removed_and_set(delta: Any) -> tuple[list[Any], dict[str, Any]]:
+    if type(delta) is not dict or delta.keys() != {"removed", "set"}:
+        raise _misfit()
+    removed, entries = delta["removed"], delta["set"]
+    if type(removed) is not list or type(entries) is not dict:
+        raise _misfit()
+    return removed, entries
 
 
 def apply_delta(full: str, delta: str) -> str:

@@ -156,12 +156,20 @@ class StoredEffect(NamedTuple):
             state=self.state_as_read,
             result=decode_optional(self.result),
             error=decode_optional(self.error),
-            actors=decode(self.actors),
+            actors=actors_in(self.actors),
             run_id=self.run_id,
             step_count=self.step_count,
             started_at=as_utc(self.started_at),
             ended_at=ended_at,
         )
+
+
+def actors_in(text: str) -> list[str]:
+    """Return the people in the stored actors of an effect. Raises `IntegrityFault`."""
+    actors = decode(text)
+    if type(actors) is not list or any(type(each) is not str for each in actors):
+        raise IntegrityFault("The stored actors of an effect cannot be read; other rows are not affected.")
+    return actors
 
 
 class Outcome(Enum):
@@ -225,7 +233,7 @@ def entered_known(
     if newer is not None and newer.digest != stored.digest:
         raise IdempotencyConflict(intent.effect_id)
     if newer is not None and outcome is Outcome.BEGUN:
-        actors = dict.fromkeys([*decode(stored.actors), *newer.actors])
+        actors = dict.fromkeys([*actors_in(stored.actors), *newer.actors])
         stored = stored._replace(actors=encode(list(actors)))
     return Entered(outcome, stored)
 
@@ -369,7 +377,7 @@ class Settlement:
 
     def actors(self, stored: StoredEffect) -> str:
         named = [] if self.actor is None else [self.actor]
-        return encode([*decode(stored.actors), *named])
+        return encode([*actors_in(stored.actors), *named])
 
     def decides(self, stored: StoredEffect) -> bool:
         """Return whether the effect is open. Raises `ConflictError` while its worker holds the lock."""

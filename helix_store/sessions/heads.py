@@ -17,7 +17,7 @@ from helix_store.catalogue import Part, Table, copied_by
 from helix_store.catalogue.table import children_with_rows, let_go, release_sessions
 from helix_store.core import moments, validation
 from helix_store.core.patches import merge_changes
-from helix_store.core.payloads import decode, decode_object
+from helix_store.core.payloads import decode_object
 from helix_store.core.types import (
     SessionHead,
     SessionState,
@@ -33,6 +33,7 @@ from helix_store.engine.expressions import list_parameter, require_current_reads
 from helix_store.engine.statement import recorded_value, with_recorded
 from helix_store.exceptions import (
     ConflictError,
+    IntegrityFault,
     InvalidPayload,
     SessionErased,
     SessionExists,
@@ -49,6 +50,7 @@ from helix_store.models import (
     Message,
     Operation,
     Post,
+    PostState,
     Run,
     Session,
     StagedChange,
@@ -56,6 +58,7 @@ from helix_store.models import (
     Tombstone,
     UsageEntry,
 )
+from helix_store.sessions.effects import actors_in
 from helix_store.sessions.lists import SessionQuery, select_sessions
 from helix_store.sessions.locking import (
     advance,
@@ -67,6 +70,7 @@ from helix_store.sessions.locking import (
     tombstones_of,
     touch_session,
 )
+from helix_store.sessions.runs import STOPS
 from helix_store.sessions.state import (
     STATE_COLUMNS,
     CounterName,
@@ -77,6 +81,7 @@ from helix_store.sessions.state import (
     encode_custom_state,
     read_current,
     require_readable,
+    require_readable_checkpoint,
     set_loaded,
     stored_state,
     write_current,
@@ -90,7 +95,7 @@ from helix_store.sessions.statements import (
     LOAD_STATE,
     TREE_KEYS,
 )
-from helix_store.sessions.tool_calls import LiveDecisions
+from helix_store.sessions.tool_calls import LiveDecisions, call_in
 from helix_store.signals import announce, signals_of_status
 from helix_store.streams.database import delete_orphaned_streams, streams_of
 
@@ -114,8 +119,24 @@ def _missing_decisions(db: Database, keys: Collection[int]) -> Iterator[tuple[in
                 yield key, f"the approval of {shown_id(tool_call_id)} has no decision"
 
 
+def _unreadable_actors(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
+    """Yield the sessions that have effects without a readable list of actors."""
+    effects = Effect.objects.using(db.alias).filter(session_id__in=keys).exclude(actors="[]")
+    for key, effect_id, actors in effects.values_list("session_id", "effect_id", "actors"):
+        try:
+            actors_in(actors)
+        except IntegrityFault:
+            yield key, f"the actors of the effect {shown_id(effect_id)} cannot be read"
+
+
 def _check_session(values: Mapping[str, Any]) -> None:
     require_readable(values)
+    if values["version"] < 1:
+        raise InvalidPayload(path="/version", reason="the first version of a session is 1")
+    if values["stopped_by"] not in (None, *STOPS):
+        raise InvalidPayload(path="/stopped_by", reason=f"expected one of {', '.join(STOPS)}")
+    if LiveDecisions(values["live_decisions"]).column() != (values["live_decisions"] or None):
+        raise InvalidPayload(path="/live_decisions", reason="an approval that counts cannot be read")
     root = values["root_session_id"]
     if values["parent_session_id"] is None and root not in (None, values["session_id"]):
         raise InvalidPayload(
@@ -124,9 +145,9 @@ def _check_session(values: Mapping[str, Any]) -> None:
 
 
 def _check_checkpoint(values: Mapping[str, Any]) -> None:
-    decode_object(values["envelope"])
-    # A delta and the states of graphs may be any JSON value.
-    decode(values["payload"])
+    require_readable_checkpoint(values, is_delta=values["base"] is not None)
+    if values["checkpoint_id"] is None and values["kind"] in _NAMED_KINDS:
+        raise InvalidPayload(path="/checkpoint_id", reason="a checkpoint needs an id")
 
 
 def _check_message(values: Mapping[str, Any]) -> None:
@@ -138,8 +159,20 @@ def _check_message(values: Mapping[str, Any]) -> None:
 def _check_post(values: Mapping[str, Any]) -> None:
     if values["payload"] is not None:
         validation.messages([decode_object(values["payload"])])
+    elif values["state"] == PostState.WAITING:
+        raise InvalidPayload(path="/payload", reason="a waiting post needs its message")
 
 
+def _check_ref(values: Mapping[str, Any]) -> None:
+    if values["remote"] is not None:
+        decode_object(values["remote"])
+
+
+def _check_effect(values: Mapping[str, Any]) -> None:
+    actors_in(values["actors"])
+
+
+_NAMED_KINDS: Final = (CheckpointKind.STEP, CheckpointKind.GRAPH, CheckpointKind.SNAPSHOT)
 _AS_ADDED: Final = (Part(("id",)),)
 
 TABLES: Final = (
@@ -183,7 +216,13 @@ TABLES: Final = (
         check_import=_check_message,
     ),
     Table(Run, record="run", order=("turn",)),
-    Table(SubSessionRef, record="sub_session_ref", order=("sub_session_id",), parts=_AS_ADDED),
+    Table(
+        SubSessionRef,
+        record="sub_session_ref",
+        order=("sub_session_id",),
+        check_import=_check_ref,
+        parts=_AS_ADDED,
+    ),
     Table(InterruptRequest, record="interrupt_request"),
     Table(
         StagedChange,
@@ -194,8 +233,14 @@ TABLES: Final = (
     ),
     Table(Operation, record="operation", order=("operation_id",)),
     Table(Post, record="post", order=("sequence",), reads=decode_object, check_import=_check_post),
-    Table(Decision, record="decision", order=("version",), check=_missing_decisions),
-    Table(Effect, record="effect", order=("sequence",)),
+    Table(Decision, record="decision", order=("version",), check=_missing_decisions, reads=call_in),
+    Table(
+        Effect,
+        record="effect",
+        order=("sequence",),
+        check=_unreadable_actors,
+        check_import=_check_effect,
+    ),
     Table(
         Tombstone,
         record="tombstone",

@@ -59,6 +59,7 @@ from helix_store.sessions.statements import (
 STOPPED_BY_ERROR: Final = "error"
 STOPPED_BY_BUDGET: Final = "budget"
 STOPPED_BY_EFFECT: Final = "effect"
+STOPS: Final = (STOPPED_BY_ERROR, STOPPED_BY_BUDGET, STOPPED_BY_EFFECT)
 
 _OVER: Final = frozenset({RunStatus.COMPLETED, RunStatus.FAILED})
 

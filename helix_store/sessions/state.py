@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType, SimpleNamespace, UnionType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
@@ -43,6 +43,7 @@ from helix_store.core.payloads import (
     size_of,
     write_json,
 )
+from helix_store.core.typed_json import loads_object
 from helix_store.core.types import (
     NOT_LOADED,
     CheckpointSource,
@@ -61,7 +62,7 @@ from helix_store.core.types import (
 from helix_store.engine.database import Database
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.sessions.deltas import apply_delta, decode_with_delta
+from helix_store.sessions.deltas import apply_delta, decode_with_delta, require_delta
 from helix_store.sessions.tool_calls import (
     LiveDecisions,
     current_calls,
@@ -729,7 +730,8 @@ def require_readable(columns: Mapping[str, Any]) -> None:
     _require_shapes(fields)
     if "pending_client_tool_calls" in fields:
         current_calls(fields["pending_client_tool_calls"], LiveDecisions(columns.get("live_decisions")))
-    decode_optional(columns.get("typed_metadata"))
+    if columns.get("typed_metadata") is not None:
+        loads_object(columns["typed_metadata"])
 
 
 def by_column(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
@@ -849,6 +851,55 @@ def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
     kind = fields.get("suspension_kind")
     fields["suspension_kind"] = None if kind is None else RunStatus(suspension_kind(kind))
     return fields
+
+
+_ANY_MOMENT: Final = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def require_readable_envelope(envelope: str) -> None:
+    """Raise `IntegrityFault` unless `checkpoint_state` can read the envelope, given a sound payload."""
+    checkpoint_state(
+        "{}",
+        envelope,
+        session_id="any",
+        version=1,
+        message_count=0,
+        created_at=_ANY_MOMENT,
+        updated_at=_ANY_MOMENT,
+    )
+
+
+def require_readable_checkpoint(columns: Mapping[str, Any], *, is_delta: bool) -> None:
+    """Raise `IntegrityFault` unless the columns of a checkpoint have values that the calls of its kind can
+    read.
+    """
+    kind, payload, envelope = columns["kind"], columns["payload"], columns["envelope"]
+    if kind == CheckpointKind.GRAPH:
+        graph_values(payload)
+    elif is_delta:
+        require_delta(payload)
+    else:
+        decode_object(payload)
+    if kind in (CheckpointKind.STEP, CheckpointKind.STATE):
+        require_readable_envelope(envelope)
+    else:
+        decode_object(envelope)
+    # Only the status of a step is read.
+    words = [status.value for status in SessionStatus] + [""] * (kind != CheckpointKind.STEP)
+    if columns["status"] not in words:
+        raise IntegrityFault("A stored checkpoint has an unknown status; other rows are not affected.")
+
+
+GRAPH_FIELDS: Final = ("node_results", "pending_nodes", "cycle_state")
+
+
+def graph_values(payload: str) -> dict[str, Any]:
+    """Return the typed values of a graph's checkpoint. Raises `IntegrityFault`."""
+    values = loads_object(payload)
+    try:
+        return {name: values[name] for name in GRAPH_FIELDS}
+    except KeyError as exc:
+        raise IntegrityFault(f"A stored checkpoint has no {exc.args[0]}.") from exc
 
 
 def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:

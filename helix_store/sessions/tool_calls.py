@@ -490,6 +490,14 @@ def content_of(call: Mapping[str, Any]) -> str:
     return encode([call.get("tool_name"), call.get("input")], limit=UNLIMITED)
 
 
+def call_in(content: str) -> tuple[Any, Any]:
+    """Return the tool's name and the input that `content_of` has written. Raises `IntegrityFault`."""
+    call = decode(content)
+    if type(call) is not list or len(call) != 2:
+        raise IntegrityFault("A stored decision does not hold an approved call; other rows are not affected.")
+    return call[0], call[1]
+
+
 # --- Approved calls -------------------------------------------------------------------------------
 
 
@@ -521,7 +529,7 @@ def approved_call(
     if content is None:
         raise NotApproved(tool_call_id, _refusal(entry, decisions, is_pending=is_pending, is_own=is_own))
     final = of_asking[-1]
-    tool_name, value = decode(content)
+    tool_name, value = call_in(content)
     actors = [each.actor for each in of_asking if each.actor is not None]
     return final.asking, ApprovedCall(
         tool_name=tool_name, input=value, actors=actors, digest=digest_of(tool_name, value)

@@ -20,12 +20,18 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from helix_store.catalogue import Table
 from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT, UNLIMITED, Limits
-from helix_store.core.payloads import decode_all, decode_optional, encode, encode_all
+from helix_store.core.payloads import decode_all, decode_object, decode_optional, encode, encode_all
 from helix_store.core.streams import LONGEST_SECONDS, StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.expressions import for_keys, tenants_with
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table, with_clock
-from helix_store.exceptions import InvalidPayload, InvalidQuery, StreamClosed, StreamTruncated
+from helix_store.exceptions import (
+    IntegrityFault,
+    InvalidPayload,
+    InvalidQuery,
+    StreamClosed,
+    StreamTruncated,
+)
 from helix_store.models import Session, Stream, StreamChunk, Tombstone
 
 LARGEST_SEQUENCE: Final = MAX_BIGINT
@@ -184,6 +190,14 @@ def encode_chunks(chunks: Iterable[Any], limits: Limits) -> list[str]:
         if type(chunk.get("type")) is not str or not chunk["type"]:
             raise InvalidPayload(path=f"chunks/{index}/type", reason="expected a string that is not empty")
     return encode_all(given, limit=limits.max_chunk_bytes, name="max_chunk_bytes", path="chunks")
+
+
+def decode_chunk(text: str) -> dict[str, Any]:
+    """Return a chunk that `encode_chunks` has written. Raises `IntegrityFault`."""
+    chunk = decode_object(text)
+    if type(chunk.get("type")) is not str:
+        raise IntegrityFault("A stored chunk has no type; other rows are not affected.")
+    return chunk
 
 
 def position(value: Any) -> int:
@@ -429,7 +443,7 @@ TABLES: Final = (
         check_import=_check_stream,
         session_id="stream_id",
     ),
-    Table(StreamChunk, record="stream_chunk", order=("sequence",), parent="stream_id"),
+    Table(StreamChunk, record="stream_chunk", order=("sequence",), parent="stream_id", reads=decode_chunk),
 )
 
 

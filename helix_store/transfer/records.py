@@ -216,6 +216,11 @@ _LIMITS: Final[Mapping[type[models.Model], str]] = {
     StreamChunk: "max_chunk_bytes",
 }
 
+_MAY_BE_EMPTY: Final = frozenset({"workspace_id", "custom_unit", "recorded_for"})
+"""Nullable identifiers whose calls accept an empty one, and the session id of usage, which retention clears
+when it removes the names.
+"""
+
 Reference = tuple[str, str, int]
 """A checkpoint within its session: kind, namespace, version.
 
@@ -314,7 +319,8 @@ class RecordFormat:
         # Our own rows in another database of the project may be older than a rule.
         if self._check is not None and not (self._is_own and limits is None):
             try:
-                self._check(values)
+                reference = {} if self.reference is None else {self.reference: self.reference_of(record)}
+                self._check(values | reference)
             except IntegrityFault as exc:
                 raise InvalidPayload(path="", reason=str(exc)) from None
         return values
@@ -440,8 +446,8 @@ def _rules_of(field: models.Field[Any, Any], table: Table) -> Iterator[_Rule]:
     if not is_own:
         return
     if isinstance(field, IdentifierField):
-        # Retention clears the session id of usage when it removes the names.
-        may_be_empty = bool(field.blank) or field.name == "recorded_for"
+        # A nullable column has null instead of an empty id.
+        may_be_empty = (field.blank and not field.null) or field.name in _MAY_BE_EMPTY
         yield partial(_identified, model is Item, may_be_empty)
     elif field.choices:
         yield partial(_one_of, frozenset(value for value, _ in field.flatchoices))

@@ -11,7 +11,7 @@ from django.test import override_settings
 from helix_store.core.limits import Limits
 from helix_store.core.types import StagedChanges, StepInfo
 from helix_store.items import ItemLog
-from helix_store.models import Budget, Lock
+from helix_store.models import Budget, BudgetCounter, Lock
 from helix_store.stores import (
     DatabaseBudgetStore,
     DatabaseLockManager,
@@ -117,6 +117,7 @@ REFUSED_BUDGETS: dict[str, dict[str, Any]] = {
     "a tree without its root": {"scope": "tree", "value": ""},
     "a name that is a list": {"name": []},
     "a name with a control character": {"name": "a\x07"},
+    "a first period that is none": {"counted_from": "x"},
 }
 
 
@@ -145,6 +146,27 @@ def test_a_bad_budget_is_a_problem_of_its_line_and_the_others_are_imported(
         lines = [problem.line for problem in summary.problems]
         outcomes[name] = (lines, stored, summary.sessions, summary.is_complete)
     assert outcomes == dict.fromkeys(REFUSED_BUDGETS, ([places[1] + 1], ["a", "c"], 1, True))
+
+
+def test_a_counter_of_no_period_is_a_problem(committed_db: CommittedDatabase) -> None:
+    budgets = DatabaseBudgetStore(committed_db.alias, tenant=committed_db.tenant)
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    budgets.set_budget("total", scope="tenant", limit_tokens=5, period="total")
+    store.create_session("session", agent_type="agent")
+    usage = DatabaseUsageStore(committed_db.alias, tenant=committed_db.tenant)
+    usage.record_entry(tokens("session", prompt=3, total=3))
+    records = lines_of(exported(committed_db))
+    place = next(number for number, each in enumerate(records) if each["record"] == "budget_counter")
+    lines = {}
+    for period in ("x", "active", "{}", "2026", "2026-13", "20261120", "2026-W01-1", "2026-11", "2026-11-20"):
+        delete_all_rows(committed_db.alias)
+        changed = [*records[:place], {**records[place], "period": period}, *records[place + 1 :]]
+        summary, _ = imported(committed_db, written(changed))
+        counters = BudgetCounter.objects.using(committed_db.alias).filter(period=period)
+        lines[period] = ([problem.line for problem in summary.problems], counters.count())
+    months_and_days = {period: lines.pop(period) for period in ("2026-11", "2026-11-20")}
+    assert lines == dict.fromkeys(lines, ([place + 1], 0))
+    assert months_and_days == dict.fromkeys(months_and_days, ([], 1))
 
 
 def test_a_bad_lock_is_a_problem_of_its_line_and_the_others_are_imported(

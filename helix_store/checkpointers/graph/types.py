@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import Page, join_path, within_one_call
-from helix_store.core.typed_json import dumps, loads
+from helix_store.core.typed_json import dumps, loads_object
 from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import IntegrityFault, InvalidPayload
-from helix_store.sessions.state import EncodedMessage, NewSession, root_session
+from helix_store.sessions.state import GRAPH_FIELDS, EncodedMessage, NewSession, graph_values, root_session
 
 __all__ = [
     "GRAPH_AGENT_TYPE",
@@ -190,7 +190,6 @@ class GraphPage(Page[T], Generic[T]):
 
 
 _MESSAGE_FIELDS: Final = ("content", "tool_calls", "tool_results", "tokens_in", "tokens_out")
-_CHECKPOINT_FIELDS: Final = ("node_results", "pending_nodes", "cycle_state")
 _COLUMNS_OF_CHECKPOINT: Final = {
     "checkpoint_id": "checkpoint_id",
     "namespace": "namespace",
@@ -287,7 +286,7 @@ def encode_checkpoint(*, node_results: Any, pending_nodes: Any, cycle_state: Any
         reason = f"expected a list of nodes, got {type(pending_nodes).__name__}"
         raise InvalidPayload(path="/pending_nodes", reason=reason)
     values = (node_results, pending_nodes, cycle_state)
-    return dumps(dict(zip(_CHECKPOINT_FIELDS, values, strict=True)), limit=limits.max_state_bytes)
+    return dumps(dict(zip(GRAPH_FIELDS, values, strict=True)), limit=limits.max_state_bytes)
 
 
 def _check_node_results(node_results: Any) -> None:
@@ -314,7 +313,7 @@ def read_session(row: Mapping[str, Any]) -> GraphSession:
     columns = {name: row[name] for name in _SESSION_FIELDS}
     text = row["typed_metadata"]
     try:
-        metadata = None if text is None else _read_object(text)
+        metadata = None if text is None else loads_object(text)
     except IntegrityFault:
         return GraphSession.without_typed_values(**columns)
     return GraphSession(metadata=metadata, **columns)
@@ -323,7 +322,7 @@ def read_session(row: Mapping[str, Any]) -> GraphSession:
 def read_message(row: Mapping[str, Any], session_id: str) -> StoredMessage:
     columns = {name: row[name] for name in ("id", "role", "created_at")}
     try:
-        message = _read_object(row["payload"])
+        message = loads_object(row["payload"])
     except IntegrityFault:
         return StoredMessage.without_typed_values(session_id=session_id, **columns)
     typed: dict[str, Any] = {name: message.get(name) for name in _MESSAGE_FIELDS}
@@ -334,22 +333,6 @@ def read_checkpoint(row: Mapping[str, Any], session_id: str) -> GraphCheckpoint:
     columns = {name: row[column] for name, column in _COLUMNS_OF_CHECKPOINT.items()}
     columns |= {"session_id": session_id, "source": CheckpointSource(row["source"])}
     try:
-        return GraphCheckpoint(**checkpoint_values(row["payload"]), **columns)
+        return GraphCheckpoint(**graph_values(row["payload"]), **columns)
     except IntegrityFault:
         return GraphCheckpoint.without_typed_values(**columns)
-
-
-def checkpoint_values(payload: str) -> dict[str, Any]:
-    """Return the typed values of a checkpoint. Raises `IntegrityFault`."""
-    values = _read_object(payload)
-    try:
-        return {name: values[name] for name in _CHECKPOINT_FIELDS}
-    except KeyError as exc:
-        raise IntegrityFault(f"A stored checkpoint has no {exc.args[0]}.") from exc
-
-
-def _read_object(text: str) -> dict[Any, Any]:
-    value = loads(text)
-    if type(value) is not dict:
-        raise IntegrityFault("A stored typed payload is not an object.")
-    return value
