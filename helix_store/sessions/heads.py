@@ -135,7 +135,8 @@ def _check_session(values: Mapping[str, Any]) -> None:
         raise InvalidPayload(path="/version", reason="the first version of a session is 1")
     if values["stopped_by"] not in (None, *STOPS):
         raise InvalidPayload(path="/stopped_by", reason=f"expected one of {', '.join(STOPS)}")
-    if LiveDecisions(values["live_decisions"]).column() != (values["live_decisions"] or None):
+    live = values["live_decisions"]
+    if live is not None and (LiveDecisions(live).column() or {}) != live:
         raise InvalidPayload(path="/live_decisions", reason="an approval that counts cannot be read")
     root = values["root_session_id"]
     if values["parent_session_id"] is None and root not in (None, values["session_id"]):

@@ -199,6 +199,7 @@ WRONG_VALUES: list[tuple[str, str, Any]] = [
     ("session", "version", 0),
     ("session", "stopped_by", "x"),
     ("session", "live_decisions", {"call": 1}),
+    ("session", "live_decisions", []),
     ("session", "typed_metadata", "1"),
     ("checkpoint", "status", "x"),
     ("checkpoint", "payload", "1"),
