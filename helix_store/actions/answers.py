@@ -268,7 +268,9 @@ class Answer(SessionAction):
                 mark = mark_of_end(given["actor"], current_call(call)["digest"])
                 if not constant_time_compare(given.get("shown") or "", mark):
                     return _NOT_SHOWN
-            is_open = given["call"] in open_calls(Database(alias, row.tenant), {row.pk: calls})[row.pk]
+            is_open = "submitted_at" not in call or (
+                given["call"] in open_calls(Database(alias, row.tenant), {row.pk: calls})[row.pk]
+            )
             is_approval = call.get("approval_id") is not None
             return _WITHOUT_DIGEST if is_approval and is_open and not given.get("digest") else None
         # A call of a sub-session is answered on the page of that sub-session, which shows its input.

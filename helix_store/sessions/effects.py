@@ -138,8 +138,7 @@ class StoredEffect(NamedTuple):
         """Return whether it was decided after the run, or during the run by somebody else."""
         if self.state not in (StoredState.DONE, StoredState.NOT_DONE) or self.ended_at is None:
             return False
-        is_of_another = self.run_id is not None and self.run_id != run.run_id
-        is_settled = is_of_another or (self.error or "").startswith(EXCEPTION_BEGINS)
+        is_settled = (self.error or "").startswith(EXCEPTION_BEGINS)
         after = run.started_at if is_settled else run.ended_at
         return after is not None and self.ended_at > after
 

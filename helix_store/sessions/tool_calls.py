@@ -763,7 +763,9 @@ class ToolCalls:
         entry = _entry(self.pending.get(tool_call_id))
         if tool_call_id in self.completed:
             return SubmissionOutcome.ALREADY_COMPLETED
-        if entry and tool_call_id not in self.open(decisions() if tool_call_id in self.claimed else ()):
+        if "submitted_at" in entry and tool_call_id not in self.open(
+            decisions() if tool_call_id in self.claimed else ()
+        ):
             return SubmissionOutcome.ALREADY_COMPLETED
         if not entry or status in TERMINAL_STATUSES:
             return SubmissionOutcome.UNKNOWN_TOOL_CALL

@@ -79,9 +79,11 @@ class Command(StoreCommand):
 
     def _export(self, source: DatabaseSource, file: Any, options: Mapping[str, Any]) -> ExportSummary:
         if options["session"] is None and options["tenant"] is not None and source.is_empty:
+            output = options["output"]
+            outcome = "Nothing was exported." if output is None else f"{output} was not written."
             raise CommandError(
                 f"Nothing is stored for the tenant {cell(options['tenant'])!r} in the database "
-                f"{options['database']!r}. Nothing was exported."
+                f"{options['database']!r}. {outcome}"
             )
         with self.progress_bar("sessions", total=source.session_count) as bar:
             return write_export(
