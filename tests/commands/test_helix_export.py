@@ -201,7 +201,7 @@ def test_an_unknown_tenant_is_refused(
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.endswith(
         f"Nothing is stored for the tenant 'nobody' in the database {committed_db.alias!r}. "
-        f"{f'{file} was not written' if given else 'Nothing was exported'}."
+        f"{f'{file} was not written' if '--output' in given else 'Nothing was exported'}."
     )
     assert not file.exists()
 
