@@ -523,9 +523,12 @@ def release_sessions(db: Database, keys: Collection[int]) -> None:
 
     Call in the transaction that deletes the sessions, before they are deleted. Raises `ConflictError`.
     """
+    references = references_to_sessions(db.alias)
+    if not references:
+        return
     refuse_protected(db, keys)
     collector = Collector(using=db.alias)
-    for relation in references_to_sessions(db.alias):
+    for relation in references:
         rows = _referring(db, relation, keys)
         # Django also asks first whether there are rows, unless the function declares that it need not.
         if getattr(relation.on_delete, "lazy_sub_objs", False) or rows.exists():

@@ -437,9 +437,10 @@ def _tools(calls: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _stuck(row: _Row, tools: Sequence[str] | None) -> StuckSession | None:
-    """Return the value of a row; ``None`` if its calls say otherwise.
+    """Return the session that a row describes, or ``None`` if its tool calls show that the condition does not
+    hold: for example, the session is listed as waiting, but every call has been answered.
 
-    ``tools`` are the names of those whose calls are open, ``None`` if the calls cannot be read.
+    ``tools`` are the names of the tools whose calls are open, ``None`` if the calls cannot be read.
     """
     detail = row.detail
     if row.condition == "waiting" and detail is not None:

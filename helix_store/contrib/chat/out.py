@@ -377,7 +377,7 @@ class Writer:
                 kept, is_same = self._match(message, results)
                 stored.append(kept)
                 is_shown = is_shown and is_same
-            asking = next((each for each in reversed(stored) if _has_text(each)), None)
+            asking = next((each for each in reversed(stored) if _can_take_calls(each)), None)
             if asking is None and new:
                 asking, is_same = self._match_assistant(
                     {"role": "assistant", "content": ""}, {"step": self.step_number, ADDED: True}
@@ -522,7 +522,7 @@ def _is_of_agent(message: Mapping[str, Any]) -> bool:
     return message.get("role") in ("assistant", "tool")
 
 
-def _has_text(message: Mapping[str, Any]) -> bool:
+def _can_take_calls(message: Mapping[str, Any]) -> bool:
     return message.get("role") == "assistant" and isinstance(message.get("content"), str | None)
 
 
