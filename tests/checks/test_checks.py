@@ -126,16 +126,12 @@ def routed_by(name: str) -> Any:
     return override_settings(DATABASE_ROUTERS=[f"{__name__}.{name}"])
 
 
-def routing_problems() -> list[Any]:
-    return [each for each in run_checks() if each.id in ("helix_store.E021", "helix_store.W012")]
-
-
 def test_e021_tables_that_are_not_where_the_sessions_are(two_databases: None) -> None:
-    assert routing_problems() == []
+    assert checks.settings.check_routed_tables() == []
     with routed_by("PrefixRouter"):
-        assert routing_problems() == []
+        assert checks.settings.check_routed_tables() == []
     with routed_by("LabelRouter"):
-        missing, *unused = routing_problems()
+        missing, *unused = checks.settings.check_routed_tables()
     assert (missing.id, set(ids(unused))) == ("helix_store.E021", {"helix_store.W012"})
     assert "'default'" in missing.msg
     assert {"helix_store_langgraph", "notebook"} <= set(re.findall(r"\w+", missing.msg))
@@ -143,7 +139,7 @@ def test_e021_tables_that_are_not_where_the_sessions_are(two_databases: None) ->
 
 def test_w012_tables_where_no_sessions_are(two_databases: None) -> None:
     with routed_by("KeptOutRouter"):
-        found = routing_problems()
+        found = checks.settings.check_routed_tables()
     assert set(ids(found)) == {"helix_store.W012"}
     assert all("'default'" not in each.msg for each in found)
     assert "helix_store_langgraph" in found[0].msg
