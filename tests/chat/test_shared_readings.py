@@ -8,8 +8,13 @@ from collections.abc import Callable
 from typing import Final
 
 import pytest
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
-from helix_store.contrib.chat.reading import read_together
+from helix_store import Store
+from helix_store.contrib.chat.reading import in_reading_thread, read_together
+from helix_store.contrib.chat.threads import load_thread
+from tests.databases import CommittedDatabase
 
 _PATIENCE_SECONDS: Final = 30.0
 
@@ -87,3 +92,20 @@ async def test_an_error_reaches_all_who_have_asked_and_the_next_one_reads_again(
     with pytest.raises(ConnectionError):
         await _ask(readings.fail, "one")
     assert readings.begun == 2
+
+
+async def test_a_reading_opens_one_connection_for_all_its_statements(committed_db: CommittedDatabase) -> None:
+    store = Store(committed_db.alias, tenant=committed_db.tenant)
+    await store.sessions.acreate_session("t", agent_type="agent")
+    opened: list[str] = []
+
+    def note(connection: BaseDatabaseWrapper, **kwargs: object) -> None:
+        if threading.current_thread().name.startswith("helix_store chat reader"):
+            opened.append(connection.alias)
+
+    connection_created.connect(note)
+    try:
+        await in_reading_thread(lambda: load_thread(store, "t"))
+    finally:
+        connection_created.disconnect(note)
+    assert opened == [committed_db.alias]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import json
 from collections.abc import Iterator
@@ -105,10 +106,16 @@ def parsed_as(action: argparse.Action, text: str) -> Any:
 def converted(title: str, action: argparse.Action, value: Any) -> Any:
     """The value with which a command works that got this one as a keyword."""
     name, *part = title.split()
-    command: Any = load_command_class("helix_store", name)
-    parser = command.create_parser("", name)
+    command, parser = command_named(name)
     parser.parsed = {"part": part[0]} if part else {}
     return command._converted({**parser.parsed, action.dest: value})[action.dest]
+
+
+@functools.cache
+def command_named(name: str) -> tuple[Any, Any]:
+    """A command and its parser, which take much longer to make than to ask."""
+    command: Any = load_command_class("helix_store", name)
+    return command, command.create_parser("", name)
 
 
 VALUES: Final = [(title, action) for title, action in OPTIONS if action.nargs != 0 and action.option_strings]

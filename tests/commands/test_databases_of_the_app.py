@@ -48,7 +48,7 @@ def kept_out(sqlite_db: CommittedDatabase, tmp_path: Path) -> Iterator[str]:
     del connections.settings[OTHER]
 
 
-@for_each("command", [*COMMANDS, "helix_move acme"])
+@for_each("command", [*COMMANDS, "helix_move acme"], shared=True)
 def test_every_command_says_where_the_app_is(kept_out: str, tmp_path: Path, command: str) -> None:
     file = tmp_path / "sessions.jsonl"
     file.touch()

@@ -46,6 +46,7 @@ from helix_store.contrib.chat.stored import Entry, entries, reasoning_id
 from helix_store.contrib.chat.threads import Standing, Thread, load_thread, newest_chunk, open_calls
 from helix_store.contrib.chat.turns import digest_of
 from helix_store.core.payloads import decode
+from helix_store.engine.threads import keep_open
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 from helix_store.streams.manager import ResumableReader
 
@@ -207,7 +208,9 @@ async def in_reading_thread(call: Callable[[], R]) -> R:
 
     def made() -> R:
         try:
-            return call()
+            # Otherwise, each of its statements would open a connection.
+            with keep_open():
+                return call()
         finally:
             close_old_connections()
 
