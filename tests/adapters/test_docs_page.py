@@ -33,6 +33,7 @@ def test_the_page_prints_the_file_that_the_tests_use(name: str) -> None:
     assert BLOCKS[name] == text.replace(tests.adapters.third_party.__name__, "notebook")
 
 
+@pytest.mark.thorough
 @pytest.mark.django_db(transaction=False)
 def test_the_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "notebook", tests.adapters.third_party)

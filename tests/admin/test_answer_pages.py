@@ -189,6 +189,7 @@ def test_a_long_input_is_shown_whole(store: Store, visitor: Browser, ada: User) 
     assert outcome(store) is True
 
 
+@pytest.mark.thorough
 def test_a_long_and_deep_input_is_shown_whole_at_little_cost(
     store: Store, visitor: Browser, ada: User
 ) -> None:

@@ -71,6 +71,7 @@ def _link(browser: Browser, user: User) -> str:
     return answer_url("s", "call-1", actor=user, tenant=database.tenant, using=database.alias)
 
 
+@pytest.mark.thorough
 @for_each("answer", list(FORGED))
 def test_every_page_shows_the_call_as_open(visitor: Browser, boss: User, answer: str) -> None:
     _ask(visitor.database)
@@ -111,6 +112,7 @@ def test_a_person_answers_on_an_answer_page(visitor: Browser, boss: User) -> Non
     assert "has been answered" in visitor.open(url).text
 
 
+@pytest.mark.thorough
 @for_each("answer", list(FORGED))
 def test_an_answer_of_a_person_is_shown_as_answered(visitor: Browser, boss: User, answer: str) -> None:
     _ask(visitor.database)

@@ -86,6 +86,7 @@ def test_sessions_are_deleted_after_a_question(browser: Browser) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_a_selection_that_is_gone_or_never_was_does_nothing(browser: Browser) -> None:
     """For every action of every list, asked for and confirmed, none ends in an error of the server."""
     (row,) = _sessions(browser, "one")

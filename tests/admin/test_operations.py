@@ -270,6 +270,7 @@ def test_a_destructive_operation_is_confirmed_on_a_page(browser: Browser, name: 
     assert log_of(session) == []
 
 
+@pytest.mark.thorough
 @for_each("operation", SESSION_OPERATIONS, ids=lambda each: each.name)
 def test_opening_an_address_of_an_operation_changes_nothing(browser: Browser, operation: Any) -> None:
     store = store_of(browser.database)
@@ -358,6 +359,7 @@ WHO: Final[dict[str, tuple[Callable[[Browser], object], set[str]]]] = {
 }
 
 
+@pytest.mark.thorough
 @for_each("who", WHO)
 def test_an_operation_needs_its_permission_and_that_to_view_the_page(visitor: Browser, who: str) -> None:
     sign_in, permitted = WHO[who]
@@ -380,6 +382,7 @@ def test_an_operation_needs_its_permission_and_that_to_view_the_page(visitor: Br
     assert not LogEntry.objects.filter(object_id=str(session.pk)).exists()
 
 
+@pytest.mark.thorough
 @for_each("who", WHO)
 def test_a_session_page_offers_what_its_user_may_do_and_no_more(visitor: Browser, who: str) -> None:
     sign_in, permitted = WHO[who]

@@ -39,6 +39,7 @@ def _shown(page: Page) -> list[str]:
     return list(dict.fromkeys(re.findall(r"row-\d", table)))
 
 
+@pytest.mark.thorough
 @for_each(
     ("query", "newest_first"),
     [

@@ -35,6 +35,7 @@ def _row(browser: Browser, session_id: str) -> Session:
     return sessions.get(tenant=browser.database.tenant, session_id=session_id)
 
 
+@pytest.mark.thorough
 def test_a_list_of_fifty_rows_takes_as_many_queries_as_a_list_of_one(browser: Browser) -> None:
     write_session(browser.database, "row")
     browser.list_of(Session)

@@ -44,6 +44,7 @@ def _all_pages(browser: Browser, session: Session) -> dict[str, Page]:
     return lists | pages | sections
 
 
+@pytest.mark.thorough
 def test_stored_text_is_inert_on_every_page(browser: Browser) -> None:
     session = write_session(browser.database, HOSTILE, session_id=HOSTILE)
     for name, page in _all_pages(browser, session).items():
@@ -109,6 +110,7 @@ def test_a_row_that_cannot_be_read_breaks_no_page(browser: Browser, broken: str)
     _check_that_pages_survive(browser, session)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("length", [1, 5_000])
 def test_text_that_is_not_utf_8_breaks_no_page(sqlite_browser: Browser, length: int) -> None:
     session = write_session(sqlite_browser.database)
@@ -118,6 +120,7 @@ def test_text_that_is_not_utf_8_breaks_no_page(sqlite_browser: Browser, length: 
     _check_that_pages_survive(sqlite_browser, session)
 
 
+@pytest.mark.thorough
 @for_each("document", ["[]", '"text"', "null", "1"])
 def test_a_document_of_another_shape_breaks_no_page(browser: Browser, document: str) -> None:
     session = write_session(browser.database)
@@ -211,6 +214,7 @@ def _check_that_forms_only_operate(page: Page) -> None:
     assert [name for name in names if name.startswith("_save")] == []
 
 
+@pytest.mark.thorough
 def test_a_member_of_staff_sees_what_the_view_permission_names_and_nothing_else(visitor: Browser) -> None:
     session = write_session(visitor.database)
     for allowed in MODELS:

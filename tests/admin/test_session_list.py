@@ -279,6 +279,7 @@ def test_search_for_words_is_bounded_and_says_so(browser: Browser, monkeypatch: 
     assert "Only the newest" not in browser.list_of(Session, q="trip").text
 
 
+@pytest.mark.thorough
 def test_filters_and_search_take_as_many_queries_for_fifty_sessions_as_for_one(browser: Browser) -> None:
     queries: list[dict[str, Any]] = [
         {"q": "trip"},

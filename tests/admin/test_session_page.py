@@ -67,6 +67,7 @@ def test_a_waiting_session_says_for_what_it_waits(browser: Browser) -> None:
     assert "everything it waited for is answered" in browser.page_of(row_of(browser)).text
 
 
+@pytest.mark.thorough
 def test_a_failed_session_shows_its_error_first(browser: Browser) -> None:
     store = store_of(browser.database)
     store.create_session("s", agent_type="a")
@@ -200,6 +201,7 @@ def test_a_conversation_is_paged_from_its_end_and_from_its_start(browser: Browse
     assert seen == [str(number) for number in range(1, 101)]
 
 
+@pytest.mark.thorough
 @for_each("start", ["0", "-5", "x", "9" * 30, "1e3", "\u0661", "101"])
 def test_a_page_that_does_not_exist_shows_one_that_does(browser: Browser, start: str) -> None:
     store_of(browser.database).create_session("s", agent_type="a")

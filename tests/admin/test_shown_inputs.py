@@ -173,6 +173,7 @@ def innermost(value: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_wide", [True, False], ids=["numbers", "texts"])
 def test_a_long_and_deep_input_is_shown_by_the_part(browser: Browser, is_wide: bool) -> None:
     """A request took 17.9 seconds and 561 MB, and there were 1,917 parts."""

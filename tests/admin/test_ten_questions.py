@@ -69,6 +69,7 @@ def _follow(browser: Browser, address: str, page: Page, pattern: str) -> tuple[s
     return path, browser.open(path, **dict(parse_qsl(url.query)))
 
 
+@pytest.mark.thorough
 @for_each(("question", "clicks", "answer"), QUESTIONS, shared=True)
 def test_a_question_is_answered_within_two_clicks(
     filled: tuple[Browser, dict[str, Any]], question: str, clicks: list[str], answer: str
@@ -92,6 +93,7 @@ def _search(browser: Browser, term: str) -> str:
     return str(response.headers.get("Location", ""))
 
 
+@pytest.mark.thorough
 def test_a_search_on_the_start_page_opens_a_step(filled: tuple[Browser, dict[str, Any]]) -> None:
     browser, keys = filled
     start = browser.open(reverse("admin:app_list", args=["helix_store"]))

@@ -59,6 +59,7 @@ def _german(path: Path) -> dict[Any, str]:
         return dict(gettext.GNUTranslations(file)._catalog)  # type: ignore[attr-defined]
 
 
+@pytest.mark.thorough
 def test_every_marked_text_has_a_german_one() -> None:
     known = {key if isinstance(key, str) else key[0] for key in _german(CATALOG / "django.mo")}
     marked = _marked_texts()
@@ -172,6 +173,7 @@ def _every_page(browser: Browser) -> dict[str, Page]:
     return pages
 
 
+@pytest.mark.thorough
 def test_no_label_of_any_page_is_english_in_a_german_project(browser: Browser) -> None:
     # Data without letters, so that all words are labels.
     write_session(browser.database, "0123", session_id="0123")

@@ -30,6 +30,7 @@ def unregistered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     admin.site._registry = registered
 
 
+@pytest.mark.thorough
 def test_every_page_is_shown_without_links_to_a_model_that_is_not_registered(
     unregistered: type[Model], browser: Browser
 ) -> None:

@@ -223,6 +223,7 @@ class TestWithHistory:
 
 
 class TestCost:
+    @pytest.mark.thorough
     @for_each("with_history", [False, True])
     @for_each(("messages", "checkpoints"), [(2, 2), (500, 50)])
     def test_is_at_most_eight_statements_whatever_the_size(

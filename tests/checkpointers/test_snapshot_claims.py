@@ -198,6 +198,7 @@ def claim_and_say(alias: str, tenant: str, owner: str) -> bool:
     return SnapshotCheckpointer(alias, tenant=tenant).claim("t", owner=owner) is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("run", [run_in_processes, run_in_threads], ids=["processes", "threads"])
 def test_of_eight_resumers_at_once_exactly_one_gets_it(
     snapshots: SnapshotCheckpointer, committed_db: CommittedDatabase, run: Any

@@ -77,6 +77,7 @@ class TestPut:
         with pytest.raises(InvalidPayload):
             store.put("t", value)
 
+    @pytest.mark.thorough
     @for_each(("document", "error"), REFUSED_DOCUMENTS)
     def test_refuses_what_cannot_be_stored_exactly(
         self, document: dict[Any, Any], error: type[Exception]

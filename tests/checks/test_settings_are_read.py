@@ -242,6 +242,7 @@ EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
 POSTGRESQL_ONLY = {"FAST_PATHS", "ROW_LEVEL_SECURITY"}
 
 
+@pytest.mark.thorough
 @for_each("key", conf.DEFAULTS)
 def test_each_setting_changes_something(key: str, request: pytest.FixtureRequest) -> None:
     database = request.getfixturevalue("postgres_db" if key in POSTGRESQL_ONLY else "sqlite_db")

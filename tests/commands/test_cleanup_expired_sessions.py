@@ -232,6 +232,7 @@ def test_a_signal_stops_it_after_the_current_batch(store: DatabaseStateStore, nu
     assert run(store)[0]["marked"] == 4
 
 
+@pytest.mark.thorough
 def test_a_loop_goes_on_until_it_is_stopped(store: DatabaseStateStore) -> None:
     expire(store, 1)
     out = StringIO()
@@ -248,6 +249,7 @@ def test_a_loop_goes_on_until_it_is_stopped(store: DatabaseStateStore) -> None:
     assert [summary["marked"] for summary in summaries] == [1, 0, 0]
 
 
+@pytest.mark.thorough
 def test_a_loop_counts_a_session_with_a_problem_once(store: DatabaseStateStore) -> None:
     expire(store, 2, workspace_refs={"main": {"provider": "nobody"}})
     out, err = StringIO(), StringIO()

@@ -76,6 +76,7 @@ def test_json_has_the_documented_keys_for_another_program(database: CommittedDat
     assert ended.code == 1
 
 
+@pytest.mark.thorough
 def test_a_table_fits_the_terminal_and_says_what_to_do(
     database: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -337,6 +337,7 @@ def test_a_folder_is_wrong_usage(committed_db: CommittedDatabase, tmp_path: Path
         export(committed_db, "--output", str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_every_line_is_read_by_a_json_tool(committed_db: CommittedDatabase) -> None:
     fill(committed_db)
     arguments, environment = command(committed_db, "helix_export", "--tenant", committed_db.tenant)
@@ -382,6 +383,7 @@ def test_a_full_disk_behind_stdout_is_no_traceback(
     assert process.stderr == "CommandError: The output cannot be written: No space left on device.\n"
 
 
+@pytest.mark.thorough
 def test_one_pipe_moves_everything_to_the_other_database(
     sqlite_db: CommittedDatabase, postgres_db: CommittedDatabase
 ) -> None:

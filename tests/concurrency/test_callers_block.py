@@ -52,6 +52,7 @@ class InThread(threading.Thread):
             connections.close_all()
 
 
+@pytest.mark.thorough
 def test_the_first_call_of_a_thread_does_not_wait_for_its_caller(
     committed_db: CommittedDatabase, store: DatabaseStateStore
 ) -> None:

@@ -54,6 +54,7 @@ def chosen(config: pytest.Config, level: str) -> list[Pair]:
     return [*_KNOWN, *rng.sample(PAIRS, size)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_write_after_another_ones_commit_fails_or_has_the_outcome_of_an_order(
     postgres_db: CommittedDatabase, other: str, request: pytest.FixtureRequest, level: str

@@ -94,6 +94,7 @@ def statements() -> dict[str, list[Statement]]:
     return found
 
 
+@pytest.mark.thorough
 def test_every_statement_in_the_form_for_citus_keeps_to_its_rules(
     postgres_db: CommittedDatabase, statements: dict[str, list[Statement]]
 ) -> None:

@@ -173,6 +173,7 @@ def test_an_explained_error_survives_pickling_with_its_attributes(error: HelixSt
     assert copy.to_dict() == error.to_dict()
 
 
+@pytest.mark.thorough
 def test_errors_are_explained_where_psycopg_is_not_installed(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['psycopg'] = None\n"

@@ -192,6 +192,7 @@ def test_a_database_clock_that_jumps_ends_a_term_early_but_fences_its_holder(
         held.refresh()
 
 
+@pytest.mark.thorough
 def test_a_term_ends_within_a_transaction(
     committed_db: CommittedDatabase, locks: DatabaseLockManager
 ) -> None:

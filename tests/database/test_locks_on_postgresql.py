@@ -522,6 +522,7 @@ def without_truncation(database: CommittedDatabase) -> Iterator[None]:
         execute(database.connection, f"ALTER TABLE {table} RESET (vacuum_truncate)")
 
 
+@pytest.mark.thorough
 def test_waiters_are_many_and_the_server_sees_no_queue(
     impatient: CommittedDatabase, locks: DatabaseLockManager
 ) -> None:

@@ -111,6 +111,7 @@ def page() -> Iterator[Rows]:
         PAGE.write_text(as_page(ROWS))
 
 
+@pytest.mark.thorough
 @for_each(("face", "call"), [(face, call) for face, calls in CALLS.items() for call in calls], shared=True)
 def test_a_call_sends_as_many_statements_as_its_row_says(
     unblocked: None, measured: Measured, page: Rows, face: str, call: str

@@ -49,6 +49,7 @@ def messages(count: int) -> list[dict[str, Any]]:
 class TestStep:
     """Five statements: lock, staging, messages, checkpoint, head. A run or an operation id costs one more."""
 
+    @pytest.mark.thorough
     @for_each("history", [0, 1, 50, 1_200])
     @for_each("staged", [0, 1, 20])
     def test_costs_the_same_whatever_the_history_and_the_staging(

@@ -143,6 +143,7 @@ def test_every_state_is_whole_after_a_delta_that_waited(
     assert_all_is_whole(postgres_db, [store, others_store], result)
 
 
+@pytest.mark.thorough
 @for_each("before", MEANWHILE.values(), ids=MEANWHILE)
 def test_every_state_is_whole_after_a_step_of_a_process_that_knows_an_outdated_base(
     store: DatabaseStateStore,

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.test_examples import ROOT
 
 _BLOCK = re.compile(r"^```python\n# tests/test_agent\.py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -23,6 +25,7 @@ DATABASES = {"default": {
 """
 
 
+@pytest.mark.thorough
 def test_the_tests_of_the_page_pass(tmp_path: Path) -> None:
     blocks = _BLOCK.findall((ROOT / "docs" / "testing.md").read_text())
     (tmp_path / "test_agent.py").write_text("\n\n".join(blocks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from asgiref.sync import async_to_sync
 
 from helix_store.core.types import StepInfo
@@ -40,6 +41,7 @@ def work(alias: str, tenant: str) -> int:
     return number
 
 
+@pytest.mark.thorough
 def test_an_examination_beside_a_writer_finds_nothing(committed_db: CommittedDatabase) -> None:
     worker = WorkerProcess(work, committed_db.alias, committed_db.tenant)
     examinations = 0

@@ -115,6 +115,7 @@ def test_a_text_on_sqlite_is_a_time_if_python_reads_it_as_one(sample: CommittedD
                 assert ("unreadable-row" in rules) is not is_a_time
 
 
+@pytest.mark.thorough
 def test_documents_that_are_nested_too_deeply_are_a_finding(sample: CommittedDatabase) -> None:
     nested = "[" * 990 + "]" * 990
     execute(sample, f"UPDATE [session] SET tags = '{nested}' WHERE id = [=steps]")

@@ -16,6 +16,7 @@ from tests.doctor.planting import execute
 MESSAGES, BYTES = 600, 60_000
 
 
+@pytest.mark.thorough
 def test_a_fix_waits_for_a_writer_of_the_session(postgres_db: CommittedDatabase) -> None:
     store = DatabaseStateStore(postgres_db.alias, tenant=postgres_db.tenant)
     store.create_session("busy", agent_type="agent")
@@ -34,6 +35,7 @@ def test_a_fix_waits_for_a_writer_of_the_session(postgres_db: CommittedDatabase)
     assert finding.fixed == 1
 
 
+@pytest.mark.thorough
 def test_a_long_session_is_examined_in_the_memory_of_a_page(committed_db: CommittedDatabase) -> None:
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
     store.create_session("long", agent_type="agent")

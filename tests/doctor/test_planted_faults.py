@@ -62,6 +62,7 @@ def rows_of(database: CommittedDatabase) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.thorough
 def test_a_sound_database_has_no_finding(sample: CommittedDatabase) -> None:
     before = rows_of(sample)
     empty = [name for name, rows in before.items() if not rows]

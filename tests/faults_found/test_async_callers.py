@@ -47,6 +47,7 @@ def store(committed_db: CommittedDatabase) -> DatabaseStateStore:
     return store
 
 
+@pytest.mark.thorough
 @for_each("place", PLACES)
 def test_an_async_call_works_from(
     committed_db: CommittedDatabase, store: DatabaseStateStore, place: str
@@ -73,11 +74,13 @@ def test_an_agent_runs_in_a_sync_view(sqlite_db: CommittedDatabase) -> None:
     assert alone(run_agent_in_sync_view, sqlite_db.alias, sqlite_db.tenant) == "Paris."
 
 
+@pytest.mark.thorough
 def test_a_graph_runs_in_a_sync_view(committed_db: CommittedDatabase) -> None:
     offer = alone(run_graph_in_sync_view, committed_db.alias, committed_db.tenant)
     assert offer == "The train costs 90 euros."
 
 
+@pytest.mark.thorough
 def test_a_conversation_is_saved_in_a_sync_view(committed_db: CommittedDatabase) -> None:
     assert alone(save_conversation_in_sync_view, committed_db.alias, committed_db.tenant) == 1
 
@@ -92,6 +95,7 @@ def test_the_cell_of_a_notebook_cannot_block_and_is_told_at_once(
     assert alone(append_in_cell, "asyncio.run in a thread", *arguments) == 1
 
 
+@pytest.mark.thorough
 @for_each("place", ["sync view", "main thread", "Django's thread", "Celery task"])
 def test_an_async_call_in_another_thread_than_its_callers_transaction_is_refused(
     committed_db: CommittedDatabase, store: DatabaseStateStore, place: str

@@ -33,6 +33,7 @@ def test_the_refusal_under_wsgi_names_the_kind_of_server() -> None:
     assert "ASGI server" in response.content.decode()
 
 
+@pytest.mark.thorough
 def test_a_server_process_logs_the_missing_setting_once(committed_db: CommittedDatabase) -> None:
     with serving(committed_db, settings="tests.streams.server_settings", HELIX_TEST_PERMISSION="") as server:
         assert [_status(server) for _ in range(3)] == [403] * 3

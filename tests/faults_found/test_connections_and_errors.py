@@ -200,6 +200,7 @@ def test_without_health_checks_the_first_call_fails_and_the_second_connects_agai
 # Statements that the server cancels
 
 
+@pytest.mark.thorough
 @for_each("name", WRITES)
 def test_a_write_that_the_server_cancelled_was_not_applied(
     postgres_forms: CommittedDatabase, faces: Faces, name: str

@@ -61,6 +61,7 @@ def notice_deadlocks_first(alias: str) -> None:
     execute(connections[alias], "SET LOCAL deadlock_timeout = '20ms'")
 
 
+@pytest.mark.thorough
 @for_each("victim", ["successor", "former holder"])
 @for_each("late", GUARDED)
 @for_each("write", GUARDED)
@@ -120,6 +121,7 @@ def test_a_former_holder_whose_write_is_under_way_keeps_the_lock_from_the_next_o
     assert version(store) == 3
 
 
+@pytest.mark.thorough
 @for_each("write", GUARDED)
 def test_writers_and_takeovers_in_blocks_never_meet_in_a_deadlock(
     postgres_forms: CommittedDatabase, store: DatabaseStateStore, write: str

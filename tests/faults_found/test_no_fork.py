@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Final
 
+import pytest
+
 SCRIPT: Final = """
 import os
 del os.fork, os.register_at_fork
@@ -25,6 +27,7 @@ print(store.save_state_and_promote_staging("s", state, [], StepInfo("step", 1)).
 """
 
 
+@pytest.mark.thorough
 def test_a_platform_without_fork_hooks_imports_the_stores_and_makes_a_step() -> None:
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT],

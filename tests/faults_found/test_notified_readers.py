@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import pytest
 from asgiref.sync import async_to_sync
 
 from helix_store.core.streams import StoredChunk
@@ -20,6 +21,7 @@ from tests.faults_found.races import until
 PATIENCE_SECONDS: Final = 10.0
 
 
+@pytest.mark.thorough
 def test_a_reader_that_hardly_ever_polls_is_woken_by_each_write(postgres_db: CommittedDatabase) -> None:
     streams = DatabaseStreamManager(postgres_db.alias, tenant=postgres_db.tenant, poll_interval=3_600)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from contextlib import ExitStack
 
+import pytest
+
 from helix_store.core.contracts import StateStore
 from helix_store.handles import SessionHandle
 from helix_store.stores import DatabaseStateStore, InMemoryStateStore
@@ -54,6 +56,7 @@ def test_two_hundred_trees_in_memory() -> None:
         drive(store, seed)
 
 
+@pytest.mark.thorough
 def test_twelve_trees_in_a_database(committed_db: CommittedDatabase) -> None:
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
     for seed in range(12):

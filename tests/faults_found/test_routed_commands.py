@@ -72,6 +72,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.thorough
 @for_each("command", COMMANDS)
 def test_every_command_asks_the_database_of_the_stores_alone(
     postgres_db: CommittedDatabase, tmp_path: Path, command: str

@@ -81,6 +81,7 @@ def run(database: CommittedDatabase, min_size: int, poll_interval: float) -> sub
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("min_size", "poll_interval"), [(1, 0.05), (0, 1.0)], ids=["polling", "notified"])
 def test_readers_hear_a_writer_of_their_process_with_a_pool_of_two(
     postgres_db: CommittedDatabase, min_size: int, poll_interval: float

@@ -70,6 +70,7 @@ def _download(browser: Browser, session: Session, **query: Any) -> str:
 # --- V1: no cap hides what was asked for
 
 
+@pytest.mark.thorough
 def test_a_branch_that_sorts_before_main_hides_neither_main_nor_itself(browser: Browser) -> None:
     for number in range(70):
         ItemLog("many", f"a-{number:02}", using=browser.database.alias).append(
@@ -471,6 +472,7 @@ def _free_arguments(parser: argparse.ArgumentParser, path: list[str]) -> Iterato
 DASHED = "-home-me-app~0123"
 
 
+@pytest.mark.thorough
 def test_every_argument_of_every_command_takes_an_id_that_begins_with_a_dash() -> None:
     wrong, tested = [], 0
     for module in pkgutil.iter_modules(commands.__path__):

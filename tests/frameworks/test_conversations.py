@@ -145,6 +145,7 @@ def test_show_counts_the_messages_of_an_adapter_and_writes_them_as_json(browser:
     ]
 
 
+@pytest.mark.thorough
 def test_a_list_of_many_sessions_takes_as_many_statements_as_a_list_of_few(browser: Browser) -> None:
     run_langgraph()
     run_strands()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import ormsgpack
+import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from tests.cells import for_each
@@ -64,6 +65,7 @@ def import_from(store: str, file: Path, database: CommittedDatabase) -> Ended:
     return run(database.alias, "helix_import", "--from", store, str(file), *options)
 
 
+@pytest.mark.thorough
 @for_each(
     ("store", "table", "change", "values", "imported", "left"),
     [

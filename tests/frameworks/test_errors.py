@@ -151,6 +151,7 @@ def _outcome(run: Run, db: CommittedDatabase, token: int | None, error: type[Hel
     return "is kept" if isinstance(kept, error) else f"nobody knows: {kept!r}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
 def test_an_error_reaches_the_caller(committed_db: CommittedDatabase, run: Run) -> None:
     name, expected = RUNS[run]

@@ -137,6 +137,7 @@ def browser(empty_db: CommittedDatabase) -> Iterator[Browser]:
         yield visitor
 
 
+@pytest.mark.thorough
 def test_every_string_of_every_shape_is_on_the_page_in_the_markdown_and_in_the_json(browser: Browser) -> None:
     alias = browser.database.alias
     assert sum(map(len, SHAPES.values())) >= 40

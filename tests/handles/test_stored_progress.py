@@ -150,6 +150,7 @@ def lossy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         yield LossyWire(wire)
 
 
+@pytest.mark.thorough
 def test_after_a_commit_of_unknown_fate_a_turn_has_the_progress_that_is_stored(lossy: Lossy) -> None:
     faults = [fault for cell in CELLS if (fault := lose_a_commit(lossy, *cell))]
     assert not faults, "\n".join(faults)

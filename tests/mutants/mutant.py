@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ __all__ = [
     "names_of_tests",
     "state",
     "streams",
+    "thorough_tests",
     "usage",
 ]
 
@@ -59,11 +61,24 @@ def named(place: str, *words: str, written_in: str | None = None) -> Tests:
 
 def names_of_tests(file: Path) -> Iterator[str]:
     """The tests of a file, those of a class as ``Class::test``."""
+    for name, _ in _marked_tests(file):
+        yield name
+
+
+@cache
+def thorough_tests(file: Path) -> frozenset[str]:
+    """The tests of a file that the quick tier leaves out, by the same names."""
+    return frozenset(name for name, is_thorough in _marked_tests(file) if is_thorough)
+
+
+def _marked_tests(file: Path) -> Iterator[tuple[str, bool]]:
+    """The names of tests, and whether they or their classes are marked as thorough."""
     for node in ast.parse(file.read_text()).body:
-        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        outer = [node] if isinstance(node, ast.ClassDef) else []
         for each in node.body if isinstance(node, ast.ClassDef) else [node]:
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test_"):
-                yield prefix + each.name
+                marks = [ast.unparse(mark) for part in (*outer, each) for mark in part.decorator_list]
+                yield "::".join(part.name for part in (*outer, each)), "pytest.mark.thorough" in marks
 
 
 def state(*words: str) -> Tests:

@@ -16,9 +16,9 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.mutant import ROOT, Mutant, thorough_tests
 from tests.postgres import NOT_DURABLE, PostgresCluster
-from tests.tiers import LEFT_OUT, is_below
+from tests.tiers import is_left_out
 
 __all__ = ["PACKAGE", "BrokenTable", "Copy", "Verdict", "mutated"]
 
@@ -109,7 +109,8 @@ class Copy:
         return Verdict(mutant, ran.failed, ran.seconds, has_ended=ran.code != _NO_END)
 
     def _leaves_out(self, test: str) -> bool:
-        return self.is_quick and is_below(test.partition("::")[0], LEFT_OUT)
+        file, _, name = test.partition("::")
+        return self.is_quick and (is_left_out(file) or name in thorough_tests(ROOT / file))
 
     def _write(self, file: Path, text: str) -> None:
         """Each text gets a time that no other had: Python knows by it that a compiled file is too old."""

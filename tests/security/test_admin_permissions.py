@@ -149,6 +149,7 @@ COLUMNS_OF_SECTIONS: Final[dict[type[Model], dict[str, str]]] = {
 }
 
 
+@pytest.mark.thorough
 def test_a_session_page_shows_rows_of_another_model_with_its_permission(visitor: Browser) -> None:
     session = write_session(visitor.database)
     tenant, alias = visitor.database.tenant, visitor.database.alias
@@ -166,6 +167,7 @@ def test_a_session_page_shows_rows_of_another_model_with_its_permission(visitor:
         assert [name for name, page in visitor.sections_of(session).items() if "mark" in page.text], model
 
 
+@pytest.mark.thorough
 def test_a_section_needs_the_permission_to_view_its_rows(visitor: Browser) -> None:
     session = write_session(visitor.database)
     _sign_in_to_view(visitor, Session)

@@ -271,6 +271,7 @@ def _without_tokens(html: str) -> str:
     return re.sub(r'(csrfmiddlewaretoken" value=)"\w+"', r"\1", html)
 
 
+@pytest.mark.thorough
 def test_pages_of_many_rows_are_as_if_there_were_no_other_tenant(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +309,7 @@ def _urls_of(row: Model, kind: str) -> Iterator[str]:
                 yield address_of(row, view, row.pk, operation.name)
 
 
+@pytest.mark.thorough
 def test_a_page_of_a_row_is_missing_for_another_tenant(browser: Browser, world: dict[str, Session]) -> None:
     alias = browser.database.alias
     tried = set()
@@ -331,6 +333,7 @@ def test_a_page_of_a_row_is_missing_for_another_tenant(browser: Browser, world: 
     assert len(tried) == sum(kind is ONE for kind in KINDS.values())
 
 
+@pytest.mark.thorough
 @for_each("model", [model for model in PAGES if "session" in {each.name for each in model._meta.fields}])
 def test_a_list_of_one_session_shows_nothing_of_another_tenant(
     browser: Browser, world: dict[str, Session], model: type[Model]
@@ -456,6 +459,7 @@ def test_an_operation_on_a_table_that_knows_no_tenants_is_refused(
         assert browser.client.post(url, {"confirmed": "yes"}).status_code == 403
 
 
+@pytest.mark.thorough
 def test_actions_of_lists_do_not_reach_rows_of_another_tenant(
     browser: Browser, world: dict[str, Session]
 ) -> None:
@@ -551,6 +555,7 @@ def test_the_function_is_asked_once_for_each_page(browser: Browser, world: dict[
     assert len(asked) == 1
 
 
+@pytest.mark.thorough
 @for_each("function", [lambda request: [], _fails])
 def test_without_tenants_an_operator_sees_nothing(
     browser: Browser, world: dict[str, Session], function: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store.locks import Lock
@@ -28,6 +29,7 @@ def statements_of(database: CommittedDatabase, name: str, token: int) -> int:
     return len(captured)
 
 
+@pytest.mark.thorough
 @for_each("is_fast", [True, False], ids=["fast", "portable"], shared=True)
 @for_each("name", CALLS, shared=True)
 def test_a_newer_token_of_another_tenant_refuses_no_write_and_slows_none_down(

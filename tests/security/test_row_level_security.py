@@ -300,6 +300,7 @@ def test_no_row_refers_to_another_tenant(owner: str) -> None:
     assert ("ClaudeSession", "tenant") in checked
 
 
+@pytest.mark.thorough
 def test_what_the_stores_write_refers_to_their_own_rows_only(owner: str) -> None:
     """Steps with deltas, restores, branches, pruned checkpoints and deletions pass the policies."""
     with override_settings(HELIX_STORE=ENABLED):

@@ -64,6 +64,7 @@ async def _written(database: CommittedDatabase, tenant: str) -> None:
     await streams.end_stream("of-nobody")
 
 
+@pytest.mark.thorough
 @for_each("name", [*DENYING, "empty_text_asynchronously"])
 async def test_only_true_and_a_tenant_allow(committed_db: CommittedDatabase, name: str) -> None:
     await _written(committed_db, "")

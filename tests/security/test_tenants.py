@@ -85,6 +85,7 @@ def faults_of(
     return faults
 
 
+@pytest.mark.thorough
 def test_with_its_own_ids_a_tenant_finds_what_it_stored(tenants: Tenants) -> None:
     """Else the test above would compare refusals of arguments that make no sense."""
     refused = (NotFoundError, InvalidCursor, InvalidPayload, InvalidQuery)

@@ -114,6 +114,7 @@ def _listening_connections(database: CommittedDatabase) -> int:
         return int(cursor.fetchone()[0])
 
 
+@pytest.mark.thorough
 def test_a_notification_wakes_a_reader_that_hardly_ever_polls(postgres_db: CommittedDatabase) -> None:
     streams, _ = _new_stream(postgres_db)
     lazy = DatabaseStreamManager(postgres_db.alias, tenant=postgres_db.tenant, poll_interval=3_600)
@@ -174,6 +175,7 @@ def _listener(alias: str, heard: Heard) -> Iterator[Listener]:
         listener.join()
 
 
+@pytest.mark.thorough
 def test_a_listener_whose_connection_was_ended_listens_again(postgres_db: CommittedDatabase) -> None:
     heard = Heard()
     with _listener(postgres_db.alias, heard) as listener:
@@ -200,6 +202,7 @@ def test_a_listener_takes_nothing_but_keys(postgres_db: CommittedDatabase) -> No
     assert all(0 < key < 10**19 for key in heard.woken)
 
 
+@pytest.mark.thorough
 def test_probes_keep_a_quiet_connection(postgres_db: CommittedDatabase) -> None:
     with _listener(postgres_db.alias, Heard()) as listener:
         # Longer than the silence after which a connection is replaced.
@@ -207,6 +210,7 @@ def test_probes_keep_a_quiet_connection(postgres_db: CommittedDatabase) -> None:
         assert listener.times_connected == 1
 
 
+@pytest.mark.thorough
 def test_a_half_open_connection_is_given_up(postgres_db: CommittedDatabase) -> None:
     heard = Heard()
     with _freezing_proxy(postgres_db) as (alias, frozen), _listener(alias, heard) as listener:

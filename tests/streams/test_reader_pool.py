@@ -217,6 +217,7 @@ def _pooled(database: CommittedDatabase, max_size: int) -> Iterator[str]:
         del connections.settings["pooled"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("max_size", [1, 2])
 def test_readers_work_beside_the_poller_and_the_notifier_in_a_small_pool(
     postgres_db: CommittedDatabase, max_size: int

@@ -78,6 +78,7 @@ def _ids(events: list[Received]) -> list[str | None]:
     return [event.id for event in events if event.event == "message"]
 
 
+@pytest.mark.thorough
 def test_the_view_shows_streams(site: Site) -> None:
     async def show() -> None:
         await _shows_headers_chunks_and_the_end(site)

@@ -39,6 +39,7 @@ def _number(data: bytes, **wanted: Any) -> int:
     raise AssertionError(wanted)
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_cut_anywhere_is_found_and_its_whole_sessions_are_stored(
     committed_db: CommittedDatabase, data: bytes
 ) -> None:
@@ -230,6 +231,7 @@ def full_data(committed_db: CommittedDatabase) -> bytes:
     return exported(committed_db)
 
 
+@pytest.mark.thorough
 @for_each(("kind", "column", "value"), WRONG_VALUES, shared=True)
 def test_a_wrong_value_is_a_problem_and_leaves_nothing(
     committed_db: CommittedDatabase, full_data: bytes, kind: str, column: str, value: Any

@@ -44,6 +44,7 @@ def test_a_repeat_stores_nothing(committed_db: CommittedDatabase) -> None:
     assert exported(committed_db) == data
 
 
+@pytest.mark.thorough
 @for_each("change", ["message", "title", "usage", "staged", "interrupt"])
 def test_a_session_that_differs_is_a_problem_and_stays(committed_db: CommittedDatabase, change: str) -> None:
     simple_session(committed_db, "a")

@@ -164,6 +164,7 @@ def test_sessions_are_in_the_order_of_their_ids(committed_db: CommittedDatabase)
     assert found == ["B", "a", "a b", "b", "é"]
 
 
+@pytest.mark.thorough
 def test_pages_do_not_change_the_file(
     committed_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def immer_cases(folder: Path, package: str, seed: int) -> Iterator[dict[str, Any
     return map(json.loads, printed.stdout.splitlines())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("package", IMMER)
 def test_immer_patches_have_the_same_result_as_in_immer(
     npm_folder: Path, package: str, capsys: pytest.CaptureFixture[str]

@@ -111,6 +111,7 @@ def test_shared_references_are_no_cycle() -> None:
 # --- Refusals -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @for_each(("document", "error"), REFUSED_DOCUMENTS, ids=range(len(REFUSED_DOCUMENTS)))
 def test_refused_documents_raise_their_error(document: Any, error: type[HelixStoreError]) -> None:
     with pytest.raises(HelixStoreError) as caught:
@@ -153,6 +154,7 @@ def test_a_cycle_points_at_the_place_that_closes_it() -> None:
     assert "contains itself" in caught.value.reason
 
 
+@pytest.mark.thorough
 def test_a_cycle_far_below_the_depth_limit_is_still_a_cycle() -> None:
     innermost: list[Any] = []
     value: list[Any] = innermost
@@ -206,6 +208,7 @@ def test_nesting_up_to_the_limit_is_kept(depth: int) -> None:
     assert decode(encode(nested(depth))) == nested(depth)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, MAX_DEPTH + 2, 5_000, 50_000])
 def test_deeper_nesting_is_refused_without_recursion(depth: int) -> None:
     with pytest.raises(LimitExceeded) as caught:

@@ -127,6 +127,7 @@ class TestWithAPriceList:
     def test_a_price_beyond_what_can_be_kept_is_none(self) -> None:
         assert cost("gpt-4o", prompt=2**63 - 1) is None
 
+    @pytest.mark.thorough
     def test_every_kind_of_token_costs_what_the_list_says(self) -> None:
         """The table: each model of the list by each kind of token that the list prices apart."""
         cells = _cells()
@@ -188,6 +189,7 @@ class TestWithAPriceList:
         usage.record_entry(tokens(model="gpt-4o", prompt=100, cost_usd=0))
         assert usage.get_entries("session")[0].cost_usd == 0
 
+    @pytest.mark.thorough
     def test_pricing_never_asks_the_network(self) -> None:
         code = """
 import sys
@@ -217,6 +219,7 @@ assert token_cost("gpt-4o", TokenCounts(prompt=100), datetime(2025, 6, 1, tzinfo
     assert _run(code) == ""
 
 
+@pytest.mark.thorough
 def test_the_price_list_is_not_loaded_before_it_is_needed() -> None:
     code = """
 import sys, os

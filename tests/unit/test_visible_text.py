@@ -6,6 +6,8 @@ import json
 import unicodedata
 from itertools import combinations
 
+import pytest
+
 from helix_store.admin.elements import printable
 from helix_store.core.transcript import KEPT_IN_PROSE, SPACES, is_invisible, visible, visible_json
 from helix_store.management.output import visible as in_terminal
@@ -39,6 +41,7 @@ def test_what_people_can_see_is_not_an_escape() -> None:
     assert visible("\u0928\u200d\u3000❤\ufe0f", keep=KEPT_IN_PROSE) == "\u0928\u200d\u3000❤\ufe0f"
 
 
+@pytest.mark.thorough
 def test_no_category_of_invisible_characters_is_missing() -> None:
     invisible = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
     missed = [

@@ -47,6 +47,7 @@ def _run(checkpointer: Any, turns: int) -> Any:
     return graph
 
 
+@pytest.mark.thorough
 @for_each("turns", [1, 2, 3, 5, 8])
 def test_keep_latest_keeps_the_ancestors_that_a_delta_channel_needs(saver: DjangoSaver, turns: int) -> None:
     graph = _run(saver, turns)
@@ -100,6 +101,7 @@ def test_a_copy_of_a_delta_thread_has_its_value(saver: DjangoSaver) -> None:
     assert graph.get_state(config_of("copy")).values == expected
 
 
+@pytest.mark.thorough
 @for_each("text", ["x", "x" * 300, "x" * 70_000])
 def test_the_conversation_shows_snapshots_and_says_where_there_are_deltas(
     committed_db: CommittedDatabase, saver: DjangoSaver, text: str

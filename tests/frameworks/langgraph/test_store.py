@@ -349,6 +349,7 @@ def remove_empty(store: InMemoryStore) -> None:
         del store._data[labels]
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(st.lists(OPS, max_size=8), max_size=6))
 def test_it_answers_as_the_store_in_memory(committed_db: CommittedDatabase, batches: list[list[Any]]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from asgiref.sync import async_to_sync
 
 from helix_store.cleanup import erase, expired_session_cleanup
@@ -76,6 +77,7 @@ def test_an_entry_goes_with_the_last_conversation_that_reaches_it(
     assert _rest(committed_db) == (set(), 0, 0)
 
 
+@pytest.mark.thorough
 @for_each("way", WAYS)
 def test_a_branch_that_was_left_is_kept_and_goes_with_its_conversation(
     committed_db: CommittedDatabase, way: Way

@@ -76,6 +76,7 @@ def _stored(database: CommittedDatabase) -> tuple[Any, ...]:
     return entry_ids(database), families(database), revisions, list(sessions.values_list("session_id"))
 
 
+@pytest.mark.thorough
 @for_each(
     ("write", "name"),
     [

@@ -175,6 +175,7 @@ MESSAGE_FAULTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.thorough
 @for_each(("columns", "reason"), MESSAGE_FAULTS, ids=lambda value: str(value)[:40])
 def test_a_message_with_a_fault_is_left_and_told_by_its_id(
     obsku: ObskuTables,

@@ -78,6 +78,7 @@ def node_results(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 def test_every_field_that_obsku_reads_is_read_by_the_graph_store(
     packages: Path, new_schema: OpenSchema, committed_db: CommittedDatabase
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_session_that_obsku_cannot_read_any_more_is_read_after_the_import(
     assert (before.content, poison.tool_calls) == ("before", [{"name": "x"}])
 
 
+@pytest.mark.thorough
 def test_every_field_that_ziro_reads_is_read_by_the_snapshot_checkpointer(
     packages: Path, new_schema: OpenSchema, committed_db: CommittedDatabase
 ) -> None:

@@ -118,6 +118,7 @@ def test_numbers_are_kept_as_python_reads_them(
 # --- Faults of the source --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @for_each(
     ("document", "reason"),
     [
