@@ -193,18 +193,20 @@ def test_a_docstring_names_the_package_that_is_its_source() -> None:
 
 def test_no_package_uses_a_private_name_of_another_one() -> None:
     """A package is a folder or a file directly below ``helix_store``; `_x` of another one is a finding."""
-    trees = {path: ast.parse(path.read_bytes()) for path in sorted(PACKAGE.rglob("*.py"))}
     defined: dict[str, set[str]] = {}
-    for path, tree in trees.items():
-        defined.setdefault(_package_of(path), set()).update(_private_definitions(tree))
+    used: dict[Path, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        defined.setdefault(_package_of(path), set()).update(_private_definitions(nodes))
+        used[path] = _private_uses(nodes, _package_of(path))
     of_others = {
         package: set().union(*(defined[other] for other in defined if other != package)) - own - _OF_OTHERS
         for package, own in defined.items()
     }
     found = [
         f"{path.relative_to(PACKAGE)}: {name}"
-        for path, tree in trees.items()
-        for name in _private_uses(tree, _package_of(path))
+        for path, names in used.items()
+        for name in names
         if name in of_others[_package_of(path)]
     ]
     assert set(found) == {"stores/turn.py: _backend"}  # a call more would be one more file of each turn
@@ -222,10 +224,10 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def _private_definitions(tree: ast.Module) -> set[str]:
+def _private_definitions(nodes: list[ast.AST]) -> set[str]:
     """Return the private names of functions, classes, variables and attributes that a file sets."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -235,10 +237,10 @@ def _private_definitions(tree: ast.Module) -> set[str]:
     return set(filter(_is_private, names))
 
 
-def _private_uses(tree: ast.Module, package: str) -> list[str]:
+def _private_uses(nodes: list[ast.AST], package: str) -> list[str]:
     """Return the private names that a file imports from other packages, or reads from objects."""
     uses = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("helix_store."):
             is_other = (node.module or "").split(".")[1] != package
             uses += [each.name for each in node.names if is_other and _is_private(each.name)]

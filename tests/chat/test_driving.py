@@ -354,6 +354,7 @@ def test_a_rolled_back_step_is_taken_back(chatting: Make) -> None:
     assert kinds[-1] == "end"
 
 
+@pytest.mark.thorough
 def test_a_step_in_a_transaction_does_not_wait_for_the_thread_that_waits_for_it(chatting: Make) -> None:
     def answer(turn: Any, out: Any) -> None:
         out.text("Yes.")

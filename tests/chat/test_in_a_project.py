@@ -186,6 +186,7 @@ async def test_a_list_cannot_be_asked_for_what_the_database_refuses(chatting: Ma
     assert wrong == {}
 
 
+@pytest.mark.thorough
 async def test_a_runner_that_fails_breaks_no_response(chatting: Make) -> None:
     def broken(session_id: str, using: str, tenant: str) -> None:
         raise ConnectionError("no broker")

@@ -104,6 +104,7 @@ def _answered(thread: dict[str, Any], **decision: Any) -> dict[str, Any]:
     return {"id": "t", "messages": thread["messages"]}
 
 
+@pytest.mark.thorough
 @for_each("is_approval", [True, False], ids=["approval", "result"])
 @for_each(
     "says, streams",
@@ -171,6 +172,7 @@ async def test_a_model_gets_as_many_messages_as_it_asks_for(chatting: Make, last
     assert found == ["Hello"]
 
 
+@pytest.mark.thorough
 async def test_a_message_that_waits_for_an_answer_to_a_call_has_no_answer(chatting: Make) -> None:
     site = chatting(answer=_Asking(_said("May I?")))
     await _asked(site)
@@ -180,6 +182,7 @@ async def test_a_message_that_waits_for_an_answer_to_a_call_has_no_answer(chatti
     assert [each["id"] for each in (await site.json("GET", "threads/t/"))["waiting"]] == ["u2"]
 
 
+@pytest.mark.thorough
 async def test_a_message_that_is_withdrawn_has_no_answer(chatting: Make) -> None:
     site = chatting()
     response = await site.request("POST", "ai/", _message("u1"))
@@ -218,6 +221,7 @@ async def test_what_follows_an_answer_is_shown_although_a_message_waits(
     assert [part["text"] for part in following["parts"] if part["type"] == "text"] == ["That is all."]
 
 
+@pytest.mark.thorough
 async def test_an_approval_that_needs_two_people_stays_open_after_the_first(chatting: Make) -> None:
     site = chatting(answer=_Asking(_said("May I?"), approvals=2))
     _, thread = await _asked(site)

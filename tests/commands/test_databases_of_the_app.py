@@ -11,6 +11,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 from django.test import override_settings
+from pytest_django import DjangoDbBlocker
 
 from helix_store.doctor import diagnose
 from helix_store.exceptions import InvalidQuery
@@ -18,7 +19,7 @@ from helix_store.schema import LATEST_VERSION, current_version
 from helix_store.stores import DatabaseStateStore
 from tests.cells import for_each
 from tests.commands.running import run
-from tests.databases import CommittedDatabase
+from tests.databases import ALIASES, CommittedDatabase
 from tests.faults_found.test_routed_commands import COMMANDS
 
 OTHER = "other"
@@ -36,16 +37,28 @@ class NowhereMigrated:
         return False
 
 
-@pytest.fixture
-def kept_out(sqlite_db: CommittedDatabase, tmp_path: Path) -> Iterator[str]:
-    """A migrated database without a table of the app."""
-    connections.settings[OTHER] = {**sqlite_db.connection.settings_dict, "NAME": tmp_path / "other.sqlite3"}
-    with override_settings(DATABASE_ROUTERS=[f"{__name__}.NotInTheOther"]):
-        call_command("migrate", "helix_store", database=OTHER, verbosity=0, stdout=StringIO())
-        yield OTHER
-    connections[OTHER].close()
+@pytest.fixture(scope="module")
+def migrated_without_the_app(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    if "sqlite" not in ALIASES:
+        pytest.skip("HELIX_TEST_DATABASES leaves sqlite out of this run")
+    settings = connections[ALIASES["sqlite"]].settings_dict
+    connections.settings[OTHER] = {**settings, "NAME": tmp_path_factory.mktemp("other") / "other.sqlite3"}
+    with django_db_blocker.unblock():
+        with override_settings(DATABASE_ROUTERS=[f"{__name__}.NotInTheOther"]):
+            call_command("migrate", "helix_store", database=OTHER, verbosity=0, stdout=StringIO())
+        yield
+        connections[OTHER].close()
     del connections[OTHER]
     del connections.settings[OTHER]
+
+
+@pytest.fixture
+def kept_out(migrated_without_the_app: None, sqlite_db: CommittedDatabase) -> Iterator[str]:
+    """A migrated database without a table of the app."""
+    with override_settings(DATABASE_ROUTERS=[f"{__name__}.NotInTheOther"]):
+        yield OTHER
 
 
 @for_each("command", [*COMMANDS, "helix_move acme"], shared=True)

@@ -21,7 +21,7 @@ from tests.invariants import broken_invariants
 from tests.processes import PROCESSES, WorkerProcess
 
 _WORKERS: Final = 8
-_STEPS: Final = {1: 60, 2: 60, 3: 2_000}
+_STEPS: Final = {1: 30, 2: 30, 3: 2_000}
 """Of each process, by tier."""
 _ROOM: Final = 30 * MOST_TOKENS
 """By how many tokens a limit is raised after it has been reached."""

@@ -93,6 +93,7 @@ def test_a_tenant_is_moved_whole(routed: Pair) -> None:
     assert fence_of(Database(routed.first, tenant)) is None
 
 
+@pytest.mark.thorough
 def test_a_move_can_be_taken_back_and_made_again(routed: Pair) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     store = filled(tenant)
@@ -203,6 +204,7 @@ def test_the_fence_knows_every_table_of_a_tenant(routed: Pair) -> None:
     assert {each.model._meta.db_table for each in tables()} <= fenced
 
 
+@pytest.mark.thorough
 def test_a_transaction_with_an_older_snapshot_is_refused(routed: Pair) -> None:
     if routed.vendor != "postgresql":
         pytest.skip("SQLite refuses it itself")
@@ -250,6 +252,7 @@ def test_a_wrong_step_is_wrong_usage(routed: Pair, options: list[str], reason: s
     assert caught.value.returncode == 2
 
 
+@pytest.mark.thorough
 def test_the_router_decides_what_may_be_deleted(routed: Pair) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     filled(tenant)

@@ -159,6 +159,7 @@ def assert_same_checkpoints(graph: GraphCheckpointStore, session_id: str, origin
     }
 
 
+@pytest.mark.thorough
 def test_a_session_that_obsku_cannot_read_any_more_is_read_after_the_import(
     packages: Path, new_schema: OpenSchema, committed_db: CommittedDatabase
 ) -> None:
