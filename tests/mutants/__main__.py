@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from queue import SimpleQueue
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.runner import Copy, Verdict
+from tests.mutants.runner import Copy, Verdict, is_beyond_quick
 from tests.mutants.table import MUTANTS
 
 
@@ -26,12 +26,16 @@ def main() -> int:
         "--skip-baseline", action="store_true", help="trust that the tests pass without a mutant"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="run only tests of the quick tier, which README's command runs"
+        "--quick",
+        action="store_true",
+        help="run only tests of the quick tier; a sample then has only mutants that it can kill",
     )
     parser.add_argument("--jobs", type=int, default=1, help="how many to run at a time, each in its own copy")
     given = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if given.kind in (None, mutant.kind)]
     if given.sample is not None:
+        if given.quick:
+            chosen = [each for each in chosen if not all(is_beyond_quick(test) for test in each.tests)]
         chosen = random.Random(given.seed).sample(chosen, min(given.sample, len(chosen)))  # noqa: S311
     made, killed = Counter[str](), Counter[str]()
     with ExitStack() as stack, ThreadPoolExecutor(given.jobs) as pool:

@@ -20,7 +20,7 @@ from tests.mutants.mutant import ROOT, Mutant, thorough_tests
 from tests.postgres import NOT_DURABLE, PostgresCluster
 from tests.tiers import is_left_out
 
-__all__ = ["PACKAGE", "BrokenTable", "Copy", "Verdict", "mutated"]
+__all__ = ["PACKAGE", "BrokenTable", "Copy", "Verdict", "is_beyond_quick", "mutated"]
 
 PACKAGE: Final = ROOT / "helix_store"
 _COPIED: Final = ("helix_store", "tests", "example_project", "docs", "pyproject.toml", "manage.py")
@@ -30,6 +30,12 @@ _LONGEST_SECONDS: Final = 600.0
 
 class BrokenTable(Exception):
     """A mutant cannot be applied, or its tests do not run."""
+
+
+def is_beyond_quick(test: str) -> bool:
+    """Whether the quick tier leaves out a test of a mutant."""
+    file, _, name = test.partition("::")
+    return is_left_out(file) or name in thorough_tests(ROOT / file)
 
 
 @dataclass(frozen=True)
@@ -108,10 +114,6 @@ class Copy:
             raise BrokenTable(f"{mutant} ended with exit code {ran.code}:\n{ran.output}")
         return Verdict(mutant, ran.failed, ran.seconds, has_ended=ran.code != _NO_END)
 
-    def _leaves_out(self, test: str) -> bool:
-        file, _, name = test.partition("::")
-        return self.is_quick and (is_left_out(file) or name in thorough_tests(ROOT / file))
-
     def _write(self, file: Path, text: str) -> None:
         """Each text gets a time that no other had: Python knows by it that a compiled file is too old."""
         file.write_text(text)
@@ -120,7 +122,7 @@ class Copy:
 
     def _run(self, tests: Iterable[str], *options: str, seconds: float | None = None) -> _Ran:
         """Run tests in one process; of the quick tier only those that it has."""
-        chosen = [each for each in dict.fromkeys(tests) if not self._leaves_out(each)]
+        chosen = [each for each in dict.fromkeys(tests) if not (self.is_quick and is_beyond_quick(each))]
         if not chosen:
             return _Ran(_PASSED, None, "", 0.0)
         command = [
