@@ -62,6 +62,7 @@ from helix_store.sessions.statements import (
     EXCEPTION_BEGINS,
     FENCE,
     FENCE_HOLDS,
+    NO_EXCEPTION,
     SESSION_BY_ID,
     session_by_id,
 )
@@ -138,7 +139,7 @@ class StoredEffect(NamedTuple):
         """Return whether it was decided after the run, or during the run by somebody else."""
         if self.state not in (StoredState.DONE, StoredState.NOT_DONE) or self.ended_at is None:
             return False
-        is_settled = (self.error or "").startswith(EXCEPTION_BEGINS)
+        is_settled = (self.error or "").startswith((EXCEPTION_BEGINS, NO_EXCEPTION))
         after = run.started_at if is_settled else run.ended_at
         return after is not None and self.ended_at > after
 
@@ -377,6 +378,20 @@ class Settlement:
     def actors(self, stored: StoredEffect) -> str:
         named = [] if self.actor is None else [self.actor]
         return encode([*actors_in(stored.actors), *named])
+
+    @property
+    def state(self) -> Literal["done", "not_done"]:
+        return "done" if self.is_done else "not_done"
+
+    def settled(self, stored: StoredEffect, *, at: datetime) -> StoredEffect:
+        """Return the effect as it is stored after this decision."""
+        return stored._replace(
+            state=self.state,
+            result=self.result,
+            error=stored.error or NO_EXCEPTION,
+            actors=self.actors(stored),
+            ended_at=at,
+        )
 
     def decides(self, stored: StoredEffect) -> bool:
         """Return whether the effect is open. Raises `ConflictError` while its worker holds the lock."""
@@ -621,7 +636,7 @@ SETTLE: Final = with_clock(
     lambda clock: (
         f"""
         UPDATE {_EFFECT} SET state = %(state)s, result = %(result)s, actors = %(actors)s,
-            ended_at = {clock.next}
+            error = coalesce(error, '{NO_EXCEPTION}'), ended_at = {clock.next}
         WHERE session_id = %(key)s AND effect_id = %(effect_id)s
         RETURNING NOT EXISTS (SELECT 1 FROM {_EFFECT} AS other WHERE other.session_id = %(key)s
             AND other.state IN ('started', 'unknown') AND other.effect_id <> %(effect_id)s)"""
@@ -855,7 +870,7 @@ class DatabaseEffects(DatabaseOperations):
         values = {
             "key": head.pk,
             "effect_id": settlement.effect_id,
-            "state": "done" if settlement.is_done else "not_done",
+            "state": settlement.state,
             "result": settlement.result,
             "actors": settlement.actors(stored),
         }

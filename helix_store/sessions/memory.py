@@ -957,12 +957,7 @@ class MemoryEffects(MemoryOperations):
                 raise unknown_effect(effect_id)
             if not settlement.decides(stored):
                 return False
-            draft.effects[effect_id] = stored._replace(
-                state="done" if settlement.is_done else "not_done",
-                result=settlement.result,
-                actors=settlement.actors(stored),
-                ended_at=moments.now(),
-            )
+            draft.effects[effect_id] = settlement.settled(stored, at=moments.now())
             is_last = not any(each.state in ("started", "unknown") for each in draft.effects.values())
             columns = draft.columns
             goes_on = is_last and can_go_on(

@@ -120,9 +120,14 @@ LOAD_STATE: Final = Statement(_load_state("pg_catalog.statement_timestamp()"), _
 EXCEPTION_BEGINS: Final = '{"type":'
 """The beginning of the stored exception with which an effect was left. `not_done` stores a reason instead."""
 
-# Somebody else has decided the effect `e`, because the exception with which it was left is still stored: a
-# turn that attempts or reconciles it replaces that.
-_IS_SETTLED: Final = f"substr(e.error, 1, {len(EXCEPTION_BEGINS)}) = '{EXCEPTION_BEGINS}'"
+NO_EXCEPTION: Final = "null"
+"""What is stored instead when somebody settles an effect that was left without an exception."""
+
+# Somebody else has decided the effect `e`, because one of these two is still stored: a turn that attempts or
+# reconciles it replaces them.
+_IS_SETTLED: Final = (
+    f"(e.error = '{NO_EXCEPTION}' OR substr(e.error, 1, {len(EXCEPTION_BEGINS)}) = '{EXCEPTION_BEGINS}')"
+)
 
 # After a rewind or a step outside of a turn, the newest checkpoint belongs to no run or to another one.
 _IS_AT_REST: Final = f"""(

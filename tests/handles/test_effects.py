@@ -24,7 +24,7 @@ from helix_store.core.types import SessionStatus
 from helix_store.signals import effect_unknown, session_answered
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
-from tests.handles.worlds import World, database_world
+from tests.handles.worlds import World, database_world, leave_started
 
 APPROVED: dict[str, Any] = {"approved": True, "approval_id": "call", "actor": "ann"}
 
@@ -53,15 +53,6 @@ def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
         yield calls
     finally:
         signal.disconnect(receive)
-
-
-def leave_started(world: World, effect_id: str = "pay", **call: Any) -> None:
-    """Enter an effect and never leave it, like a worker that is killed. Only the lock is released."""
-    turn = world.turn(world.session())
-    turn.__enter__()
-    turn.effect(effect_id, **call).__enter__()
-    assert turn._lock is not None
-    turn._lock.release()
 
 
 def test_an_effect_knows_the_run_and_the_step(own_world: World) -> None:

@@ -14,7 +14,7 @@ from helix_store import ConflictError, Store
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.faults.test_skewed_branches import clock_of
-from tests.handles.worlds import World
+from tests.handles.worlds import World, leave_started
 
 HELLO = {"role": "user", "content": "hello"}
 ANSWER = {"role": "assistant", "content": "hello"}
@@ -225,6 +225,50 @@ def test_an_effect_that_is_settled_during_the_last_turn_has_arrived(own_world: W
     # It was left unknown by an earlier run.
     with own_world.turn(session) as turn:
         assert turn.is_active
+        with turn.step() as step:
+            step.end_turn()
+    with own_world.turn(session) as turn:
+        assert not turn.is_active
+
+
+def killed(world: World) -> None:
+    leave_started(world)
+
+
+def undecided(world: World) -> None:
+    with suppress(ConflictError), world.turn(world.session()) as turn, turn.effect("pay"):
+        pass
+
+
+def undecided_outside_of_a_turn(world: World) -> None:
+    with suppress(ConflictError), world.session().effect("pay"):
+        pass
+
+
+@for_each("leave", [killed, undecided, undecided_outside_of_a_turn])
+def test_an_effect_that_was_left_without_an_exception_arrives_too(
+    own_world: World, leave: Callable[[World], None]
+) -> None:
+    session = own_world.new_session()
+    leave(own_world)
+    with own_world.turn(session) as turn, turn.step() as step:
+        assert own_world.own.settle_effect("session", "pay", done=True)
+        step.end_turn()
+    assert own_world.own.list_effects("session")[0].error is None
+    with own_world.turn(session) as turn:
+        assert turn.is_active
+        with turn.step() as step:
+            step.end_turn()
+    with own_world.turn(session) as turn:
+        assert not turn.is_active
+
+
+def test_an_effect_that_the_last_turn_has_reconciled_itself_does_not_arrive(own_world: World) -> None:
+    session = own_world.new_session()
+    leave_started(own_world)
+    with own_world.turn(session) as turn:
+        with turn.effect("pay", reconcile=lambda effect: effect.done()):
+            pass
         with turn.step() as step:
             step.end_turn()
     with own_world.turn(session) as turn:

@@ -20,7 +20,7 @@ from helix_store.stores import (
 )
 from tests.databases import CommittedDatabase
 
-__all__ = ["OnlyTheProtocol", "World", "database_world", "memory_world"]
+__all__ = ["OnlyTheProtocol", "World", "database_world", "leave_started", "memory_world"]
 
 
 class OnlyTheProtocol:
@@ -99,3 +99,12 @@ def database_world(database: CommittedDatabase, *, is_foreign: bool = False) -> 
         usage=DatabaseUsageStore(alias, tenant=tenant),
         is_foreign=is_foreign,
     )
+
+
+def leave_started(world: World, effect_id: str = "pay", **call: Any) -> None:
+    """Enter an effect and never leave it, like a worker that is killed. Only the lock is released."""
+    turn = world.turn(world.session())
+    turn.__enter__()
+    turn.effect(effect_id, **call).__enter__()
+    assert turn._lock is not None
+    turn._lock.release()

@@ -68,6 +68,7 @@ from helix_store.reports.payloads import (
     without_payloads,
 )
 from helix_store.reports.session import WaitingPost, waiting_posts
+from helix_store.sessions.statements import NO_EXCEPTION
 from helix_store.sessions.tool_calls import (
     EDITED_FROM,
     LiveDecisions,
@@ -625,6 +626,6 @@ def _shown_effect(view: SessionView, row: Any) -> dict[str, Any]:
         "ended": "" if row.ended_at is None else distance(row.ended_at),
         "input": json_block(row.input_start),
         "result": "" if row.state != EffectState.DONE else json_block(row.result_start),
-        "error": "" if row.error_start is None else json_block(row.error_start),
+        "error": "" if row.error_start in (None, NO_EXCEPTION) else json_block(row.error_start),
         "actors": "" if row.actors_start == "[]" else json_block(row.actors_start),
     }
