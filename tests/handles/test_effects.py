@@ -18,6 +18,7 @@ from helix_store import (
     NoOpLockManager,
     NotSupportedOnBackend,
     SessionHandle,
+    Store,
     TurnInterrupted,
 )
 from helix_store.core.types import SessionStatus
@@ -113,6 +114,23 @@ def test_an_unknown_effect_of_the_handle_ends_the_sessions_own_turn_quietly(own_
     with pytest.raises(EffectUnknown), own_world.turn(others), session.effect("pay"):
         pytest.fail("the block ran")
     assert own_world.own.list_runs("other")[0].status == "failed"
+
+
+def test_an_unknown_effect_of_another_tenants_session_with_the_same_id_is_raised(
+    committed_db: CommittedDatabase,
+) -> None:
+    own, other = (
+        Store(committed_db.alias, tenant=f"{committed_db.tenant}-{name}").new_session("s", agent_type="agent")
+        for name in ("own", "other")
+    )
+    with contextlib.suppress(ZeroDivisionError), other.effect("pay"):
+        raise ZeroDivisionError
+    with pytest.raises(EffectUnknown), own.turn(), other.effect("pay"):
+        pytest.fail("the block ran")
+    # Another object for the same stores is the same session.
+    own = Store(committed_db.alias, tenant=f"{committed_db.tenant}-other").session("s")
+    with own.turn(), other.effect("pay"):
+        pytest.fail("the block ran")
 
 
 @for_each("options", [{"retry": True}, {"reconcile": lambda effect: effect.not_done()}])
