@@ -72,7 +72,12 @@ def test_it_is_confirmed_like_every_other_deletion(
     assert left(store) == 1
     with pytest.raises(CommandError, match="no answer on stdin"):
         run(store, session="other")
+    with pytest.raises(CommandError, match="interactive: expected True or False, got 'no'"):
+        run(store, session="other", interactive="no")
     run(store, session="other", no_input=True)
+    assert left(store) == 0
+    store.create_session("another", agent_type="agent")
+    run(store, session="another", noinput=True)
     assert left(store) == 0
 
 
