@@ -7,7 +7,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -68,14 +68,19 @@ from helix_store.sessions.locking import first_row, lock_sessions
 from helix_store.sessions.store import StateStoreBase
 from helix_store.sessions.tool_calls import default_answer, due_calls
 from helix_store.signals import EXPIRY_SIGNALS, announce
-from helix_store.stores.store import DatabaseStateStore
+from helix_store.stores.store import DatabaseStateStore, InMemoryStateStore
 
 
 class StateStoreCleanup:
-    """`DatabaseCleanup` for a store without row locks, which checks the expected version instead."""
+    """`DatabaseCleanup` for a store without row locks, which checks the expected version instead.
+
+    A store in memory has a lock for all writes. A session of another store that is renewed in the moment in
+    which its snapshots are deleted loses them.
+    """
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
+        self._writing = store.world.lock if isinstance(store, InMemoryStateStore) else nullcontext()
         # No method of the contract returns the tenant, but every store of this project has the attribute.
         self._tenant: str = getattr(store, "tenant", "")
 
@@ -114,15 +119,16 @@ class StateStoreCleanup:
         self, candidate: ExpiryCandidate, delete_snapshots: Callable[[], None], *, wait: bool
     ) -> CleanupOutcome:
         session_id, version = candidate.key.session_id, candidate.version
-        state = self._store.load_state(session_id)
-        if state is None or state.version != version:
-            return CleanupOutcome.BUSY
-        delete_snapshots()
-        state.status, state.failure_reason = SessionStatus.FAILED, SESSION_EXPIRED
-        try:
-            self._store.save_state(session_id, state, expected_version=version)
-        except StaleStateError:
-            return CleanupOutcome.BUSY
+        with self._writing:
+            state = self._store.load_state(session_id)
+            if state is None or state.version != version:
+                return CleanupOutcome.BUSY
+            delete_snapshots()
+            state.status, state.failure_reason = SessionStatus.FAILED, SESSION_EXPIRED
+            try:
+                self._store.save_state(session_id, state, expected_version=version)
+            except StaleStateError:
+                return CleanupOutcome.BUSY
         return CleanupOutcome.MARKED
 
     def overdue_calls(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:

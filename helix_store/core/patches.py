@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias, cast
 
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import copy_json, encode, shown_key, size_of
+from helix_store.core.payloads import check_value, copy_json, encode, shown_key, size_of
 from helix_store.core.types import JSON, StagedChanges
 from helix_store.exceptions import InvalidPayload, LimitExceeded, PatchError
 
@@ -24,6 +24,9 @@ MAX_OPERATIONS: Final = 10_000
 
 MAX_COPIED_BYTES: Final = 8 * 1024 * 1024
 """The largest sum of bytes that ``copy`` operations may copy. Each of them can double a document."""
+
+_MOST_BYTES: Final = 64 * 1024 * 1024
+"""Of a document that `apply_patches` and `merge_changes` take from elsewhere than a store."""
 
 MAX_MOVED_ELEMENTS: Final = 2**26
 """The largest total number of list elements that insertions and removals may move. Inserting at the front of
@@ -53,8 +56,9 @@ def apply_patches(document: JSON, patches: list[Any], *, limits: Limits | None =
     with a smaller one. The whole document can be replaced, not removed. Raises `PatchError` for the first
     operation that cannot be applied, and `LimitExceeded` for more than 10,000 operations, more than 8 MiB
     of copies, more than 2**26 list elements moved by insertions and removals, nesting beyond 200 or a
-    result larger than ``max_state_bytes``.
+    result larger than ``max_state_bytes``. Raises `InvalidPayload` for a document that is no JSON.
     """
+    _require_json(document)
     patched = PatchedCopy(document, limits=limits or Limits())
     patched.apply(patches)
     patched.check_limits()
@@ -382,11 +386,25 @@ def merge_changes(
 
     A new value replaces the stored value of its top-level key. An array is appended to a stored array unless
     its key is in ``array_replacements``. An array replaces a stored value of another type, with a warning.
-    The result shares no references with the input.
+    The result shares no references with the input. Raises `InvalidPayload` for values that are no JSON.
     """
+    _require_json(document)
+    _require_json(changes)
+    return merge_checked(document, changes, array_replacements)
+
+
+def merge_checked(
+    document: dict[str, Any], changes: dict[str, Any], array_replacements: Iterable[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """`merge_changes` for values that have passed the payload gate."""
     merged: dict[str, Any] = copy_json(_object(document, "the document"))
     incoming: dict[str, Any] = copy_json(_object(changes, "the changes"))
     return merged, _merge_into(merged, incoming, array_replacements)
+
+
+def _require_json(value: Any) -> None:
+    """Raise `InvalidPayload` for a value that no copy of it could end with, such as a cycle."""
+    check_value(value, limit=_MOST_BYTES, path="")
 
 
 def promote_staged(

@@ -401,7 +401,7 @@ class StepCommit(Serializable):
     received: list[Message] = field(default_factory=list, hash=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StagedChanges(Serializable):
     """The changes of one tool call to ``custom_state``. If both forms are given, only patches are applied.
 
@@ -476,7 +476,7 @@ class Run(Serializable):
     """The ``BUILD`` of the settings when the run was started or last continued."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SubSessionRef(Serializable):
     """A sub-agent that a session started. ``location`` cannot be changed.
 

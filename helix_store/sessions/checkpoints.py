@@ -150,7 +150,7 @@ class DatabaseCheckpoints(DatabaseOperations):
 
     @writes
     def branch(self, request: BranchRequest) -> SessionState:
-        head = lock_session(self.db, request.session_id)
+        head = lock_session(self.db, request.session_id, None, "typed_metadata")
         if request.message_index is not None and request.message_index > head.message_count:
             raise InvalidQuery("message_index is beyond the end of the history.", path="message_index")
         checkpoint, boundary = self._branching_point(head, request)
@@ -167,7 +167,7 @@ class DatabaseCheckpoints(DatabaseOperations):
                 state.completed_client_tool_calls, decided
             )
         new = NewSession(request.new_session_id, encode_state(state, AS_STORED))
-        new.encoded.columns["message_count"] = boundary
+        new.encoded.columns.update(message_count=boundary, typed_metadata=head.typed_metadata)
         target, branched = insert_session(
             self.db, new, root_session_id=request.new_session_id, at=moments.now()
         )

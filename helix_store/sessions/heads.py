@@ -16,7 +16,7 @@ from django.db.models.functions import Coalesce
 from helix_store.catalogue import Part, Table, copied_by
 from helix_store.catalogue.table import children_with_rows, let_go, release_sessions
 from helix_store.core import moments, validation
-from helix_store.core.patches import merge_changes
+from helix_store.core.patches import merge_checked
 from helix_store.core.payloads import decode_object
 from helix_store.core.types import (
     SessionHead,
@@ -459,7 +459,7 @@ class DatabaseSessions(DatabaseOperations):
         if not changes:
             return []
         custom_state, envelope = read_current(self.db, head)
-        merged, warnings = merge_changes(custom_state, dict(changes), array_replacements)
+        merged, warnings = merge_checked(custom_state, dict(changes), array_replacements)
         replace_custom_state(self.db, head, merged, envelope)
         return warnings
 

@@ -16,7 +16,7 @@ from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.effects import Effect
 from helix_store.core.limits import AS_STORED
-from helix_store.core.patches import merge_changes, promote_staged
+from helix_store.core.patches import merge_checked, promote_staged
 from helix_store.core.payloads import decode
 from helix_store.core.posts import DuePost, Post, PostState
 from helix_store.core.types import (
@@ -265,7 +265,7 @@ class MemorySessions(MemoryOperations):
         with self._scope.writing(session_id, guard) as draft:
             if not changes:
                 return []
-            merged, warnings = merge_changes(decode(draft.payload), dict(changes), array_replacements)
+            merged, warnings = merge_checked(decode(draft.payload), dict(changes), array_replacements)
             draft.payload = encode_custom_state(merged, draft.envelope, self._scope.limits)
             draft.write()
             return warnings

@@ -165,6 +165,18 @@ class TestFork:
         assert (state.agent_type, state.user_id, state.tags) == ("support", "u", ["t"])
         assert state.metadata == {"m": "x", "branched_from": "s"}
 
+    def test_and_a_branch_keep_the_metadata_of_the_graph(
+        self, graph: GraphCheckpointStore, committed_db: CommittedDatabase
+    ) -> None:
+        metadata = {"due": (1, {2})}
+        graph.create_session("/home", session_id="s", metadata=metadata)
+        fork = graph.fork(graph.save_checkpoint("s", step=0).checkpoint_id)
+        branch = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant).branch_session("s")
+        for copied in (fork.session_id, branch.session_id):
+            session = graph.get_session(copied)
+            assert session is not None
+            assert session.metadata == metadata
+
     def test_of_a_history_that_was_cut_since_has_what_is_left(
         self, graph: GraphCheckpointStore, committed_db: CommittedDatabase
     ) -> None:

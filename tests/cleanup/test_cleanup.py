@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -18,6 +20,7 @@ from helix_store.exceptions import (
     ConflictError,
     InvalidPayload,
     InvalidQuery,
+    StaleStateError,
 )
 from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore
@@ -148,6 +151,33 @@ def test_a_session_renewed_while_its_snapshots_go_is_not_failed(store: StateStor
     summary = cleanup(store, provider)
     assert (summary.marked, summary.renewed, summary.errors) == (0, 1, 0)
     assert loaded(store, "session").status.value == "active"
+
+
+def test_a_renewal_by_another_thread_waits_for_the_snapshots(store: StateStore, expired: Expired) -> None:
+    expired("session", workspace_refs=REFS)
+    provider = MemoryProvider({"session": ["one"]})
+    refused: list[StaleStateError] = []
+
+    def renew() -> None:
+        try:
+            store.save_state("session", state, expected_version=state.version)
+        except StaleStateError as error:
+            refused.append(error)
+        finally:
+            connections.close_all()
+
+    def renew_elsewhere(snapshot_id: str) -> None:
+        renewing.start()
+        renewing.join(0.05)  # it would be through by now if nothing held it off
+
+    state = loaded(store, "session")
+    state.expires_at = later()
+    renewing = threading.Thread(target=renew)
+    provider.before_deleting = renew_elsewhere
+    summary = cleanup(store, provider)
+    renewing.join()
+    assert (summary.marked, summary.snapshots_deleted, len(refused)) == (1, 1, 1)
+    assert status_of(store, "session") == EXPIRED
 
 
 def test_a_session_written_to_meanwhile_is_looked_at_again(store: StateStore, expired: Expired) -> None:

@@ -18,7 +18,7 @@ from helix_store.core.patches import (
     with_staged,
 )
 from helix_store.core.payloads import copy_json, encode
-from helix_store.core.types import StagedChanges
+from helix_store.core.types import StagedChanges, SubSessionRef
 from helix_store.exceptions import (
     HelixStoreError,
     InvalidPayload,
@@ -270,3 +270,18 @@ def test_with_staged_is_promote_staged_without_the_copies(
     before = copy_json(document)
     assert with_staged(document, staged(), limits=Limits()) == promote_staged(document, staged())
     assert document == before
+
+
+def test_a_cycle_is_refused() -> None:
+    cyclic: dict[str, Any] = {}
+    cyclic["again"] = [cyclic]
+    with pytest.raises(InvalidPayload):
+        apply_patches(cyclic, [])
+    for document, changes in ((cyclic, {}), ({}, cyclic)):
+        with pytest.raises(InvalidPayload):
+            merge_changes(document, changes)
+
+
+def test_changes_and_refs_may_be_written_by_position() -> None:
+    assert StagedChanges("call", [add("/a", 1)]).patches == [add("/a", 1)]
+    assert SubSessionRef("child", "agent", "call").parent_tool_call_id == "call"
