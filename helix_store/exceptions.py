@@ -374,7 +374,8 @@ class EffectUnknown(TurnInterrupted):
     effect_id: str
     tool_name: str
     started_at: datetime
-    _session_id: str | None = None
+    _of: tuple[object, str] | None = None
+    """The stores and the session, if the effect is one of a handle."""
 
     def __init__(self, effect_id: str, tool_name: str, started_at: datetime) -> None:
         named = f" ({tool_name})" if tool_name else ""

@@ -177,8 +177,11 @@ class StoreCommand(BaseCommand):
         for name in actions.keys() & converted.keys():
             if converted[name] is not parsed.get(name):
                 converted[name] = _as_parsed(actions[name], converted[name])
-        if converted.get("no_input"):
-            converted["interactive"] = False
+        if "interactive" in converted:
+            try:
+                converted["interactive"] = _flag(converted["interactive"]) and not converted["no_input"]
+            except ValueError as exc:
+                raise WrongUsage(f"argument interactive: {exc}.") from exc
         return converted
 
     def named_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,8 +279,10 @@ class StoreCommand(BaseCommand):
 
     def add_confirmation_argument(self, parser: CommandParser) -> None:
         parser.add_argument("--no-input", action="store_true", help="Do not ask for confirmation.")
-        # The names that Django's own commands have, also for call_command.
-        parser.add_argument("--noinput", action="store_false", dest="interactive", help=argparse.SUPPRESS)
+        # The names that Django's own commands have, the second one for call_command.
+        parser.add_argument("--noinput", action="store_true", dest="no_input", help=argparse.SUPPRESS)
+        parser.set_defaults(interactive=True)
+        self.stealth_options = (*self.stealth_options, "interactive")
 
     def confirm(self, question: str) -> None:
         """Ask on stderr, and continue if stdin answers "yes". Any other answer ends the command."""

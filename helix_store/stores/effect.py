@@ -214,7 +214,7 @@ class OpenEffect(NotCopied, BothContexts, Effect):
     def _open(self, entered: Entered) -> None:
         if entered.outcome is Outcome.OPEN:
             unknown = EffectUnknown(self.id, self.tool_name, self.started_at)
-            unknown._session_id = self.session_id
+            unknown._of = self._stores, self.session_id
             self._stop(unknown)
             raise unknown
         self._is_open = True

@@ -704,8 +704,8 @@ class Turn(NotCopied, BothContexts):
         if self._lock is None or self._has_left:
             return False
         self._has_left = True
-        own = self._interrupt
-        if own is None and isinstance(error, EffectUnknown) and error._session_id == self.session.id:
+        own, of = self._interrupt, (self.session._stores, self.session.id)
+        if own is None and isinstance(error, EffectUnknown) and error._of == of:
             # An effect of the handle, which has announced it.
             self._interrupt = error
         is_quiet = error is not None and error is self._interrupt
