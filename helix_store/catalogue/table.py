@@ -436,9 +436,11 @@ def cascades_of(model: type[Model]) -> list[Any]:
 
 
 def _relations_to(model: type[Model]) -> Iterator[Any]:
-    # Hidden fields also count: with related_name="+", no attribute of the model leads to the rows.
+    # Hidden fields also count: with related_name="+", no attribute of the model leads to the rows. Other kinds
+    # of relations, such as ForeignObject, have neither a column nor a constraint of their own.
     fields: list[Any] = model._meta.get_fields(include_hidden=True)
-    return (field for field in fields if field.auto_created and not field.concrete)
+    relations = (field for field in fields if field.auto_created and not field.concrete)
+    return (relation for relation in relations if isinstance(relation.field, ForeignKey))
 
 
 def children_with_rows(db: Database, keys: Collection[int]) -> list[Any]:

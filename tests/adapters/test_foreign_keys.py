@@ -30,29 +30,28 @@ LONG_AGO = timedelta(days=4_000)
 
 
 @contextmanager
-def orders(*aliases: str, to: type[Model] = Session, **options: Any) -> Iterator[Any]:
+def orders(*aliases: str, to: type[Model] = Session, is_managed: bool = True, **options: Any) -> Iterator[Any]:
     """A model of another app with a foreign key, and its table in these databases."""
+    key: Any = models.ForeignKey(to, null=True, related_name="+", **options)
+    with model_of_an_app(*aliases, is_managed=is_managed, session=key) as order:
+        yield order
+
+
+@contextmanager
+def model_of_an_app(*aliases: str, is_managed: bool = True, **fields: Any) -> Iterator[Any]:
     try:
-
-        class Order(models.Model):
-            session = models.ForeignKey(to, null=True, related_name="+", **options)
-
-            class Meta:
-                app_label = "notebook"
-
-            def __str__(self) -> str:
-                return ""
-
+        meta = type("Meta", (), {"app_label": "notebook", "managed": is_managed})
+        order: Any = type("Order", (models.Model,), {"__module__": __name__, "Meta": meta, **fields})
         apps.clear_cache()
         for alias in aliases:
             with connections[alias].schema_editor() as editor:
-                editor.create_model(Order)
+                editor.create_model(order)
         try:
-            yield Order
+            yield order
         finally:
             for alias in aliases:
                 with connections[alias].schema_editor() as editor:
-                    editor.delete_model(Order)
+                    editor.delete_model(order)
     finally:
         del apps.all_models["notebook"]["order"]
         apps.clear_cache()
@@ -140,6 +139,24 @@ def test_the_snapshots_of_a_protected_session_are_kept(committed_db: CommittedDa
                 provider = MemoryProvider({"doomed": ["snapshot"]})
                 assert way(committed_db, workspace_providers={"memory": provider}) == 0
                 assert provider.deleted == []
+
+
+@for_each("on_delete", [DO_NOTHING, CASCADE, PROTECT])
+def test_a_foreign_object_has_no_effect_on_deletions(committed_db: CommittedDatabase, on_delete: Any) -> None:
+    fields: dict[str, Any] = {name: models.CharField(max_length=255) for name in ("tenant", "name")}
+    fields["session"] = models.ForeignObject(
+        Session, on_delete, from_fields=list(fields), to_fields=["tenant", "session_id"], related_name="+"
+    )
+    with model_of_an_app(committed_db.alias, **fields) as order:
+        assert checks.settings.check_references() == []
+        order.objects.using(committed_db.alias).create(tenant=committed_db.tenant, name="doomed")
+        with Cells() as cells:
+            for way in WAYS:
+                with cells.check(way.__name__):
+                    delete_all_rows(committed_db.alias)
+                    created(committed_db, "doomed")
+                    assert way(committed_db) == 1
+        assert order.objects.using(committed_db.alias).exists()
 
 
 BY_THE_DATABASE = [getattr(models, name) for name in ("DB_CASCADE", "DB_SET_NULL") if hasattr(models, name)]
