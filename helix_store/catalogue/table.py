@@ -436,8 +436,8 @@ def cascades_of(model: type[Model]) -> list[Any]:
 
 
 def _relations_to(model: type[Model]) -> Iterator[Any]:
-    # Hidden fields also count: with related_name="+", no attribute of the model leads to the rows. Other kinds
-    # of relations, such as ForeignObject, have neither a column nor a constraint of their own.
+    # Hidden fields also count: with related_name="+", no attribute of the model leads to the rows. A
+    # ForeignObject does not: it has neither a column nor a constraint of its own.
     fields: list[Any] = model._meta.get_fields(include_hidden=True)
     relations = (field for field in fields if field.auto_created and not field.concrete)
     return (relation for relation in relations if isinstance(relation.field, ForeignKey))
@@ -487,9 +487,15 @@ def references_to(model: type[Model]) -> list[Any]:
         for relation in _relations_to(model)
         if relation.on_delete is not None
         and not hasattr(relation.on_delete, "on_delete_sql")
-        and not (relation.on_delete is DO_NOTHING and not relation.field.db_constraint)
+        and not (relation.on_delete is DO_NOTHING and not has_constraint(relation))
         and not is_of_package(relation.related_model)
     ]
+
+
+def has_constraint(relation: Any) -> bool:
+    """Return whether Django's migrations created a constraint in the database for a foreign key."""
+    managed: bool = relation.related_model._meta.managed
+    return managed and relation.field.db_constraint
 
 
 def references_to_sessions(alias: str | None = None) -> list[Any]:
@@ -525,7 +531,7 @@ def release_sessions(db: Database, keys: Collection[int]) -> None:
 
     Call in the transaction that deletes the sessions, before they are deleted. Raises `ConflictError`.
     """
-    references = references_to_sessions(db.alias)
+    references = [each for each in references_to_sessions(db.alias) if each.on_delete is not DO_NOTHING]
     if not references:
         return
     refuse_protected(db, keys)

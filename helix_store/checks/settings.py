@@ -22,6 +22,7 @@ from helix_store.catalogue import tables
 from helix_store.catalogue.table import (
     APP,
     children_of_sessions,
+    has_constraint,
     is_of_package,
     is_refusing,
     references_to,
@@ -261,7 +262,9 @@ def check_references(**kwargs: Any) -> list[CheckMessage]:
     references = [relation for relation in of_sessions if relation.on_delete is DO_NOTHING]
     # The store deletes the rows of its other tables with SQL, without Django's on_delete.
     others = {each.model for each in tables() if is_of_package(each.model)} - {Session}
-    references += [relation for model in others for relation in references_to(model)]
+    references += [
+        relation for model in others for relation in references_to(model) if has_constraint(relation)
+    ]
     return [
         Error(
             f"{relation.related_model._meta.label} has a foreign key {relation.field.name} to "

@@ -30,7 +30,9 @@ LONG_AGO = timedelta(days=4_000)
 
 
 @contextmanager
-def orders(*aliases: str, to: type[Model] = Session, is_managed: bool = True, **options: Any) -> Iterator[Any]:
+def orders(
+    *aliases: str, to: type[Model] = Session, is_managed: bool = True, **options: Any
+) -> Iterator[Any]:
     """A model of another app with a foreign key, and its table in these databases."""
     key: Any = models.ForeignKey(to, null=True, related_name="+", **options)
     with model_of_an_app(*aliases, is_managed=is_managed, session=key) as order:
@@ -93,7 +95,15 @@ def _by_retention(database: CommittedDatabase, **options: Any) -> int:
 WAYS = [_by_store, _by_erasure, _by_erasure_of_the_tenant, _by_cleanup, _by_retention]
 
 
-@pytest.mark.parametrize("on_delete", [SET_NULL, SET_DEFAULT, SET(None), SET(lambda: None)])
+BY_THE_DATABASE = [
+    getattr(models, name) for name in ("DB_CASCADE", "DB_SET_NULL", "DB_SET_DEFAULT") if hasattr(models, name)
+]
+"""What Django 6.1 leaves to the database."""
+
+
+@pytest.mark.parametrize(
+    "on_delete", [SET_NULL, SET_DEFAULT, SET(None), SET(lambda: None), *BY_THE_DATABASE[1:]]
+)
 def test_a_deletion_sets_the_foreign_key_as_it_declares(
     committed_db: CommittedDatabase, on_delete: Any
 ) -> None:
@@ -141,6 +151,24 @@ def test_the_snapshots_of_a_protected_session_are_kept(committed_db: CommittedDa
                 assert provider.deleted == []
 
 
+def test_a_deletion_sets_the_foreign_key_of_an_unmanaged_table(committed_db: CommittedDatabase) -> None:
+    with orders(committed_db.alias, on_delete=SET_NULL, is_managed=False) as order:
+        row = order.objects.using(committed_db.alias).create(session=created(committed_db, "doomed"))
+        assert _by_store(committed_db) == 1
+        row.refresh_from_db()
+        assert row.session_id is None
+
+
+def test_no_statement_reads_a_table_whose_foreign_key_does_nothing(committed_db: CommittedDatabase) -> None:
+    """A view may also be missing in the database, as this one is."""
+    with Cells() as cells:
+        for options in ({"is_managed": False}, {"db_constraint": True}, {"db_constraint": False}):
+            with cells.check(options), orders(on_delete=DO_NOTHING, **options):
+                delete_all_rows(committed_db.alias)
+                created(committed_db, "doomed")
+                assert _by_store(committed_db) == 1
+
+
 @for_each("on_delete", [DO_NOTHING, CASCADE, PROTECT])
 def test_a_foreign_object_has_no_effect_on_deletions(committed_db: CommittedDatabase, on_delete: Any) -> None:
     fields: dict[str, Any] = {name: models.CharField(max_length=255) for name in ("tenant", "name")}
@@ -159,15 +187,19 @@ def test_a_foreign_object_has_no_effect_on_deletions(committed_db: CommittedData
         assert order.objects.using(committed_db.alias).exists()
 
 
-BY_THE_DATABASE = [getattr(models, name) for name in ("DB_CASCADE", "DB_SET_NULL") if hasattr(models, name)]
-"""What Django 6.1 leaves to the database."""
-
-
-@for_each("on_delete", [SET_NULL, SET_DEFAULT, CASCADE, *BY_THE_DATABASE])
-def test_e020_keeps_quiet_about_a_foreign_key_that_works(on_delete: Any) -> None:
-    with orders(on_delete=on_delete, default=None):
-        assert checks.settings.check_references() == []
-    with orders(on_delete=DO_NOTHING, db_constraint=False):
+@for_each(
+    ("to", "options"),
+    [
+        *((Session, {"on_delete": each, "default": None}) for each in (SET_NULL, SET_DEFAULT, CASCADE)),
+        (Session, {"on_delete": DO_NOTHING, "db_constraint": False}),
+        (Session, {"on_delete": DO_NOTHING, "is_managed": False}),
+        (Checkpoint, {"on_delete": SET_NULL, "db_constraint": False}),
+        (Checkpoint, {"on_delete": CASCADE, "is_managed": False}),
+        *((to, {"on_delete": each}) for to in (Session, Checkpoint) for each in BY_THE_DATABASE),
+    ],
+)
+def test_e020_keeps_quiet_about_a_foreign_key_that_works(to: type[Model], options: dict[str, Any]) -> None:
+    with orders(to=to, **options):
         assert checks.settings.check_references() == []
 
 

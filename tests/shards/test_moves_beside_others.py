@@ -289,3 +289,20 @@ def test_a_move_is_refused_while_another_app_refers_to_its_sessions(routed: Pair
         row.delete()
         move(tenant, "--to", routed.second)
         move(tenant, "--abort")
+
+
+def test_a_view_of_another_app_that_refers_to_its_sessions_does_not_prevent_a_move(routed: Pair) -> None:
+    tenant = f"{GROUP}:{fresh_tenant()}"
+    filled(tenant)
+    sessions = Session._meta.db_table
+    with (
+        orders(on_delete=models.DO_NOTHING, is_managed=False) as order,
+        connections[routed.first].cursor() as c,
+    ):
+        c.execute(f"CREATE VIEW {order._meta.db_table} AS SELECT id, id AS session_id FROM {sessions}")
+        try:
+            assert order.objects.using(routed.first).filter(session__tenant=tenant).exists()
+            move(tenant, "--to", routed.second)
+            move(tenant, "--abort")
+        finally:
+            c.execute(f"DROP VIEW {order._meta.db_table}")
