@@ -498,17 +498,21 @@ def has_constraint(relation: Any) -> bool:
     return managed and relation.field.db_constraint
 
 
-def references_to_sessions(alias: str | None = None) -> list[Any]:
-    """Return the foreign keys to sessions whose rows remain when a session is deleted.
+def references_to_sessions() -> list[Any]:
+    """Return the foreign keys to sessions whose rows remain when a session is deleted."""
+    return [relation for relation in references_to(Session) if relation.on_delete is not CASCADE]
 
-    ``alias`` selects those whose tables are in this database.
-    """
-    return [
-        relation
-        for relation in references_to(Session)
-        if relation.on_delete is not CASCADE
-        and (alias is None or router.allow_migrate_model(alias, relation.related_model))
-    ]
+
+def references_in(db: Database) -> list[Any]:
+    """Return the `references_to_sessions` whose tables are in this database."""
+    references = references_to_sessions()
+    if not references:
+        return []
+    if router.allow_migrate_model(db.alias, Session):
+        return [each for each in references if router.allow_migrate_model(db.alias, each.related_model)]
+    # The routers say nothing about an alias that nobody may migrate, such as one of a pool.
+    names = set(db.connection.introspection.table_names(include_views=True))
+    return [each for each in references if each.related_model._meta.db_table in names]
 
 
 def is_refusing(relation: Any) -> bool:
@@ -518,7 +522,11 @@ def is_refusing(relation: Any) -> bool:
 
 def refuse_protected(db: Database, keys: Collection[int]) -> None:
     """Raise `ConflictError` if a foreign key of another app protects one of these sessions."""
-    for relation in references_to_sessions(db.alias):
+    _refuse_protected(db, references_in(db), keys)
+
+
+def _refuse_protected(db: Database, references: Iterable[Any], keys: Collection[int]) -> None:
+    for relation in references:
         if is_refusing(relation) and _referring(db, relation, keys).exists():
             raise ConflictError(
                 f"Rows of {relation.related_model._meta.label} protect the session by their foreign key "
@@ -531,10 +539,10 @@ def release_sessions(db: Database, keys: Collection[int]) -> None:
 
     Call in the transaction that deletes the sessions, before they are deleted. Raises `ConflictError`.
     """
-    references = [each for each in references_to_sessions(db.alias) if each.on_delete is not DO_NOTHING]
+    references = [each for each in references_in(db) if each.on_delete is not DO_NOTHING]
     if not references:
         return
-    refuse_protected(db, keys)
+    _refuse_protected(db, references, keys)
     collector = Collector(using=db.alias)
     for relation in references:
         rows = _referring(db, relation, keys)

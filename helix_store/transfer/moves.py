@@ -37,7 +37,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import Q, QuerySet
 
 from helix_store.catalogue import Table, declared, tables
-from helix_store.catalogue.table import references_to_sessions
+from helix_store.catalogue.table import references_in
 from helix_store.core import validation
 from helix_store.core.payloads import Serializable
 from helix_store.engine.database import Database, alias_of, app_aliases
@@ -439,7 +439,7 @@ class TenantMove:
                     "not exported: call helix_store.adapters.register_table in its app.",
                     path="tenant",
                 )
-        for reference in references_to_sessions(self._source.alias):
+        for reference in references_in(self._source):
             label, name = reference.related_model._meta.label, reference.field.name
             rows = reference.related_model._base_manager.using(self._source.alias)
             if rows.filter(**{f"{name}__tenant": self.tenant}).exists():

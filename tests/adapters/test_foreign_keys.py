@@ -12,6 +12,7 @@ import pytest
 from django.apps import apps
 from django.db import connections, models
 from django.db.models import CASCADE, DO_NOTHING, PROTECT, RESTRICT, SET, SET_DEFAULT, SET_NULL, Model
+from django.test.utils import override_settings
 
 from helix_store import checks
 from helix_store.cleanup import erase, expired_session_cleanup
@@ -149,6 +150,27 @@ def test_the_snapshots_of_a_protected_session_are_kept(committed_db: CommittedDa
                 provider = MemoryProvider({"doomed": ["snapshot"]})
                 assert way(committed_db, workspace_providers={"memory": provider}) == 0
                 assert provider.deleted == []
+
+
+class NobodyMigrates:
+    """A router of a project in which another alias of the same database is for migrations."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
+        return False
+
+
+def test_an_alias_that_nobody_may_migrate_has_the_foreign_keys_of_its_tables(
+    committed_db: CommittedDatabase,
+) -> None:
+    routers = override_settings(DATABASE_ROUTERS=[NobodyMigrates()])
+    with orders(committed_db.alias, on_delete=SET_NULL) as order, routers:
+        row = order.objects.using(committed_db.alias).create(session=created(committed_db, "doomed"))
+        assert _by_store(committed_db) == 1
+        row.refresh_from_db()
+        assert row.session_id is None
+    with orders(on_delete=SET_NULL), routers:  # the table is in another database
+        created(committed_db, "doomed")
+        assert _by_store(committed_db) == 1
 
 
 def test_a_deletion_sets_the_foreign_key_of_an_unmanaged_table(committed_db: CommittedDatabase) -> None:
