@@ -46,7 +46,7 @@ from helix_store.conf import TENANT_POLICY, table_name
 from helix_store.core.payloads import decode
 from helix_store.core.transcript import ConversationMessage
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import distinct_values, for_keys, list_parameter
+from helix_store.engine.expressions import distinct_values, for_keys, list_parameter, with_keys
 from helix_store.engine.statement import Statement
 from helix_store.engine.statement import table as sql_name
 from helix_store.exceptions import ConflictError
@@ -523,6 +523,21 @@ def is_refusing(relation: Any) -> bool:
 def refuse_protected(db: Database, keys: Collection[int]) -> None:
     """Raise `ConflictError` if a foreign key of another app protects one of these sessions."""
     _refuse_protected(db, references_in(db), keys)
+
+
+def protected_sessions(db: Database, keys: Collection[int]) -> set[int]:
+    """Return those of these sessions that foreign keys of other apps protect.
+
+    This takes one statement for each such key.
+    """
+    found: set[int] = set()
+    for relation in references_in(db) if keys else []:
+        if is_refusing(relation):
+            rows = relation.related_model._base_manager.using(db.alias)
+            name = relation.field.attname
+            referring = with_keys(db, rows, relation.field.name, list(keys))
+            found.update(referring.order_by().values_list(name, flat=True).distinct())
+    return found
 
 
 def _refuse_protected(db: Database, references: Iterable[Any], keys: Collection[int]) -> None:

@@ -19,6 +19,7 @@ from helix_store.catalogue.table import (
     children_of_sessions,
     children_with_rows,
     let_go,
+    protected_sessions,
     refuse_protected,
     tenants_with_rows,
 )
@@ -409,6 +410,17 @@ def row_counts(db: Database, keys: Collection[int], streams: Collection[DoomedSt
 # --- Forecast ----------------------------------------------------------------------------------------
 
 
+class PageForecast(NamedTuple):
+    """The rows that are deleted with the trees of a page, the number of these trees, and the roots of trees
+    that are kept because they are in use, or because a foreign key of another app protects them.
+    """
+
+    deleted: Rows
+    trees: int
+    in_use: list[int]
+    protected: list[int]
+
+
 class Forecast:
     """The forecast of a tenant's erasure for a dry run, tree by tree in the order of a real one."""
 
@@ -416,28 +428,32 @@ class Forecast:
         self._force = force
         self._counted: set[int] = set()
 
-    def of_page(self, db: Database, tops: Sequence[int]) -> tuple[Rows, int, list[int]]:
-        """Return the rows that are deleted with the trees of these sessions, the number of the trees, and the
-        roots of trees in use.
+    def of_page(self, db: Database, tops: Sequence[int]) -> PageForecast:
+        """Return what happens to the trees of these sessions.
 
         Usage, streams and locks are not counted. Pages come in key order, so only those sub-sessions already
         counted that have larger keys must be remembered.
         """
         found = forest_keys(db, tops)
-        used = set() if self._force else in_use(db, set().union(*found.values()))
-        left, counted, number = [], set[int](), 0
+        every = set[int]().union(*found.values())
+        used = set() if self._force else in_use(db, every)
+        protected = db.query(partial(protected_sessions, db, every))
+        left, refused, counted, number = [], [], set[int](), 0
         for top, keys in found.items():
             if top in self._counted:
                 continue
             if keys & used:
                 left.append(top)
                 continue
+            if keys & protected:
+                refused.append(top)
+                continue
             # A session with a smaller key has already been counted with its tree.
             counted |= {key for key in keys if key >= top} - self._counted
             self._counted |= keys
             number += 1
         self._counted = {key for key in self._counted if key > tops[-1]}
-        return row_counts(db, counted, []), number, left
+        return PageForecast(row_counts(db, counted, []), number, left, refused)
 
     def streams(self, db: Database) -> Rows:
         """Count the tenant's streams and their chunks. Call this in a query."""
@@ -530,6 +546,7 @@ logger = logging.getLogger("helix_store.cleanup")
 
 _ROWS_PER_PAGE: Final = 1_000
 _IN_USE: Final = "it is in use"
+_PROTECTED: Final = "rows of another app protect it"
 
 
 class _Left(Exception):
@@ -713,6 +730,7 @@ class Erasure:
             kept = set[int]() if self.leave_snapshots else with_workspaces(db, keys)
             if not self.force:
                 kept |= in_use_from_now_on(db, keys)
+            kept |= protected_sessions(db, keys)
             free = {top: keys for top, keys in trees.items() if not keys & kept}
             # A sub-session is part of the tree of a root before it.
             erased, number = set[int](), 0
@@ -822,10 +840,12 @@ class Erasure:
         """
         forecast = Forecast(force=self.force)
         for page in self._session_pages(db):
-            deleted, number, in_use = forecast.of_page(db, list(page))
-            for key in in_use:
+            found = forecast.of_page(db, list(page))
+            for key in found.in_use:
                 self._leave(db, page[key], _IN_USE, sessions_left=1)
-            self._count(deleted=deleted, trees=number)
+            for key in found.protected:
+                self._leave(db, page[key], _PROTECTED, errors=1)
+            self._count(deleted=found.deleted, trees=found.trees)
             yield self.receipt
         self._count(deleted=db.query(partial(forecast.streams, db)))
         rows = [_of_tenant(db, UsageEntry), self._free(db, _of_tenant(db, Lock))]

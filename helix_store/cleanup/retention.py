@@ -16,6 +16,7 @@ from django.db.models import Exists, Model, OuterRef, QuerySet
 
 from helix_store import conf
 from helix_store.budgets import ended_counters, forget_periods
+from helix_store.catalogue.table import protected_sessions
 from helix_store.cleanup.erasure import (
     ANONYMISE_USAGE,
     NOT_IDLE,
@@ -288,6 +289,7 @@ class Retention:
             kept = self._not_idle(db, keys)
             kept |= in_use_from_now_on(db, keys)
             kept |= with_workspaces(db, keys)
+            kept |= protected_sessions(db, keys)
             free = {top: keys for top, keys in trees.items() if not keys & kept}
             return free.keys(), delete_locked_sessions(db, set().union(*free.values()), keep_usage=True)
 
@@ -345,8 +347,10 @@ class Retention:
         """Count the trees and rows that `_delete` would delete."""
         distinct = set(map(frozenset, closed))
         used = in_use(db, set().union(*distinct))
-        free = [keys for keys in distinct if not keys & used]
-        self._count(in_use=len(distinct) - len(free))
+        unused = [keys for keys in distinct if not keys & used]
+        protected = db.query(partial(protected_sessions, db, set().union(*unused)))
+        free = [keys for keys in unused if not keys & protected]
+        self._count(in_use=len(distinct) - len(unused), errors=len(unused) - len(free))
         keys = set().union(*free)
         # A stream is deleted with the last of its sessions, which may be on a later page than the others.
         sharing = keys | self._sharing

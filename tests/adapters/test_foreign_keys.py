@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -15,12 +15,12 @@ from django.db.models import CASCADE, DO_NOTHING, PROTECT, RESTRICT, SET, SET_DE
 from django.test.utils import override_settings
 
 from helix_store import checks
-from helix_store.cleanup import erase, expired_session_cleanup
+from helix_store.cleanup import ErasureReceipt, erase, expired_session_cleanup
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint
 from helix_store.core.types import SESSION_EXPIRED, RetentionPolicy
 from helix_store.exceptions import ConflictError
 from helix_store.models import Checkpoint, Session
-from helix_store.retention import apply_retention
+from helix_store.retention import RetentionSummary, apply_retention
 from helix_store.stores import DatabaseStateStore
 from tests.cells import Cells, for_each
 from tests.cleanup.providers import MemoryProvider
@@ -81,7 +81,11 @@ def _by_erasure(database: CommittedDatabase, **options: Any) -> int:
 
 
 def _by_erasure_of_the_tenant(database: CommittedDatabase, **options: Any) -> int:
-    return erase(using=database.alias, tenant=database.tenant, **options).trees
+    return _erased_tenant(database, **options).trees
+
+
+def _erased_tenant(database: CommittedDatabase, **options: Any) -> ErasureReceipt:
+    return erase(using=database.alias, tenant=database.tenant, **options)
 
 
 def _by_cleanup(database: CommittedDatabase, **options: Any) -> int:
@@ -89,8 +93,12 @@ def _by_cleanup(database: CommittedDatabase, **options: Any) -> int:
 
 
 def _by_retention(database: CommittedDatabase, **options: Any) -> int:
+    return _retained(database, **options).trees
+
+
+def _retained(database: CommittedDatabase, **options: Any) -> RetentionSummary:
     policy = RetentionPolicy(sessions_idle_days={"failed": 1})
-    return apply_retention(using=database.alias, policy=policy, **options).trees
+    return apply_retention(using=database.alias, policy=policy, **options)
 
 
 WAYS = [_by_store, _by_erasure, _by_erasure_of_the_tenant, _by_cleanup, _by_retention]
@@ -150,6 +158,27 @@ def test_the_snapshots_of_a_protected_session_are_kept(committed_db: CommittedDa
                 provider = MemoryProvider({"doomed": ["snapshot"]})
                 assert way(committed_db, workspace_providers={"memory": provider}) == 0
                 assert provider.deleted == []
+
+
+@pytest.mark.parametrize("on_delete", [PROTECT, RESTRICT])
+@pytest.mark.parametrize("way", [_erased_tenant, _retained])
+def test_a_dry_run_counts_a_protected_session_as_the_run_then_does(
+    committed_db: CommittedDatabase, caplog: pytest.LogCaptureFixture, way: Callable[..., Any], on_delete: Any
+) -> None:
+    caplog.set_level("DEBUG", logger="helix_store.cleanup")
+    with orders(committed_db.alias, on_delete=on_delete) as order:
+        delete_all_rows(committed_db.alias)
+        for session_id in ("before", "doomed", "after"):
+            session = created(committed_db, session_id)
+            if session_id == "doomed":
+                order.objects.using(committed_db.alias).create(session=session)
+        said = way(committed_db, dry_run=True)
+        done = way(committed_db)
+        assert (done.trees, done.errors) == (2, 1)
+        differing = {"dry_run", "started_at", "finished_at"}
+        said, done = ({**each.to_dict(), **dict.fromkeys(differing)} for each in (said, done))
+        assert said == done
+        assert "one by one" not in caplog.text
 
 
 class NobodyMigrates:

@@ -285,8 +285,8 @@ def test_pages_of_a_tenant_count_each_session_once(store: DatabaseStateStore, si
     forecast = Forecast(force=False)
     keys = list(rows(store, Session).order_by("pk").values_list("pk", flat=True))
     pages = [forecast.of_page(db, keys[first : first + size]) for first in range(0, len(keys), size)]
-    assert sum(number for _, number, _ in pages) == 3
-    assert sum(deleted[Session] for deleted, _, _ in pages) == 4
+    assert sum(page.trees for page in pages) == 3
+    assert sum(page.deleted[Session] for page in pages) == 4
 
 
 def test_a_dry_run_of_a_tenant_leaves_a_tree_with_a_session_in_use(store: DatabaseStateStore) -> None:
