@@ -212,8 +212,9 @@ def test_a_deletion_sets_the_foreign_key_of_an_unmanaged_table(committed_db: Com
 
 def test_no_statement_reads_a_table_whose_foreign_key_does_nothing(committed_db: CommittedDatabase) -> None:
     """A view may also be missing in the database, as this one is."""
+    keys: list[dict[str, Any]] = [{"is_managed": False}, {"db_constraint": True}, {"db_constraint": False}]
     with Cells() as cells:
-        for options in ({"is_managed": False}, {"db_constraint": True}, {"db_constraint": False}):
+        for options in keys:
             with cells.check(options), orders(on_delete=DO_NOTHING, **options):
                 delete_all_rows(committed_db.alias)
                 created(committed_db, "doomed")
