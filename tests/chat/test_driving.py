@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
@@ -304,6 +304,50 @@ def test_an_unknown_effect_stops_a_thread_until_somebody_settles_it(chatting: Ma
     assert site.runs == [session_id]
     site.drive("t")
     assert _said(site) == [("user", "Hello"), ("user", "And now?"), ("assistant", "Paid.")]
+
+
+@pytest.mark.parametrize(
+    "kind", ["own effect", "effect of the handle", "the same in a coroutine", "another's stop"]
+)
+def test_what_stops_a_turn_leaves_the_answers_to_the_next_one(chatting: Make, kind: str) -> None:
+    seen: list[list[str]] = []
+
+    def answer(turn: Any, out: Any) -> None:
+        if turn.state.step_count == 0:
+            with turn.step() as step:
+                step.ask_approval("pay", "pay", {"eur": 1})
+            return
+        seen.append(list(turn.results))
+        if kind == "another's stop" and len(seen) == 1:
+            raise TurnInterrupted("cancel", "the session of a sub-agent was stopped")
+        owner = turn if kind == "own effect" else turn.session
+        with owner.effect("charge") as effect:
+            if not effect.is_done:
+                raise TimeoutError("no answer")
+        with turn.step() as step:
+            step.say({"role": "tool", "tool_call_id": "pay", "content": "Paid."})
+            step.end_turn()
+
+    async def coroutine(turn: Any, out: Any) -> None:
+        await sync_to_async(answer)(turn, out)
+
+    site = chatting(answer=coroutine if kind == "the same in a coroutine" else answer)
+    _begun(site)
+    site.drive("t")
+    session = site.session("t")
+    site.store.sessions.submit_tool_result(session.id, "pay", approved=True, approval_id="pay")
+    for _ in range(2):
+        site.drive("t")
+        assert session.load().step_count == 1
+        assert "pay" in session.load().pending_client_tool_calls
+    if kind == "another's stop":
+        site.drive("t")
+    newest, *_ = site.store.sessions.list_runs(session.id)
+    assert (newest.status, newest.completion_reason) == ("interrupted", "effect:charge")
+    site.store.sessions.settle_effect(session.id, "charge", done=True, result="Paid.", actor="ann")
+    site.drive("t")
+    assert all(calls == ["pay"] for calls in seen), seen
+    assert (session.load().step_count, _said(site)[-1]) == (2, ("tool", "Paid."))
 
 
 def test_a_budget_stops_a_thread_until_it_is_raised(chatting: Make) -> None:

@@ -24,6 +24,7 @@ from django.http import HttpRequest
 from django.urls import get_resolver
 
 from helix_store import (
+    EffectUnknown,
     FencedOutError,
     LockLostError,
     SessionBusy,
@@ -200,11 +201,14 @@ class Driver:
             else:
                 self._answer(turn, out)
             turn.writer.raise_error()
+        except EffectUnknown:
+            raise  # The turn learns of an effect of its handle when it ends.
         except TurnInterrupted:
             # What `out` has found, the turn must find too: then it ends the run as interrupted.
             if turn.is_active:
                 with turn.step():
-                    pass
+                    # If it finds nothing, the step must not be stored: it would use up the answers to calls.
+                    raise
             raise
 
     def _end(self, turn: ChatTurn, error: BaseException | None, *, is_stopped: bool) -> None:
