@@ -27,6 +27,7 @@ async def _drive(site: Chatting, thread: str = "t") -> None:
 
 async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
     site = chatting()
+    data = {"type": "data-x", "data": 1}
     user = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}
     cells: list[tuple[str, str, Any, int, str]] = [
         ("POST", "agui/", b"no json", 400, ""),
@@ -80,6 +81,14 @@ async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
         ("POST", "ai/", {"id": "t", "messages": [user], "trigger": "?"}, 400, "/trigger"),
         ("POST", "ai/", {"id": "t", "message": {**user, "id": ""}}, 400, "/message/id"),
         ("POST", "ai/", {"id": "t", "message": {**user, "parts": []}}, 400, "/message/parts"),
+        ("POST", "ai/", {"id": "t", "message": {**user, "parts": [data, data]}}, 400, "/message/parts"),
+        (
+            "POST",
+            "ai/",
+            {"id": "t", "message": {**user, "parts": [data]}, "messageId": "u"},
+            400,
+            "/message/parts",
+        ),
         ("POST", "ai/", {"id": "t", "message": {**user, "role": "system"}}, 400, "/message/role"),
         ("GET", "ai/unknown/stream", None, 404, ""),
         ("GET", "threads/unknown/", None, 404, ""),

@@ -271,7 +271,7 @@ def test_content_that_clients_post_comes_back_as_it_was() -> None:
             {"type": "text", "text": "See"},
         ],
         [{"type": "text", "text": "See"}, {"type": "data-place", "id": "p", "data": {"city": "Łódź"}}],
-        [{"type": "data-place", "data": None}],
+        [{"type": "data-place", "data": None}, {"type": "text", "text": ""}],
     ]
     for parts in ai_parts:
         stored = {"role": "user", "id": "u", "content": aisdk.posted(parts)}

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helix_store.contrib.chat.agui import Outcome, file_of
-from helix_store.contrib.chat.stored import Entry, Piece, answer_id, parsed, reasoning_id, text_id
+from helix_store.contrib.chat.stored import (
+    Entry,
+    Piece,
+    answer_id,
+    is_data,
+    parsed,
+    reasoning_id,
+    text_id,
+)
 
 __all__ = ["Call", "Parts", "groups_of", "messages_of", "posted"]
 
@@ -224,6 +232,8 @@ def posted(parts: Any) -> Any:
     if not isinstance(parts, list) or not parts:
         raise ValueError("expected a list of parts that is not empty")
     stored = [_posted_part(part) for part in parts]
+    if all(map(is_data, stored)):
+        raise ValueError("expected a part of the type text or file, because models do not see data parts")
     if len(stored) == 1 and stored[0].get("type") == "text" and set(parts[0]) <= {"type", "text"}:
         return stored[0]["text"]
     return stored

@@ -30,6 +30,7 @@ __all__ = [
     "id_at",
     "id_of_post",
     "is_added",
+    "is_data",
     "may_be_given",
     "own_id",
     "parsed",
@@ -128,7 +129,7 @@ def without_own_keys(message: Mapping[str, Any]) -> dict[str, Any]:
     own = message.get(OWN)
     left = {key: value for key, value in message.items() if key not in ("id", OWN)}
     if isinstance(content := left.get("content"), list):
-        left["content"] = [part for part in content if not _is_data(part)]
+        left["content"] = [part for part in content if not is_data(part)]
     if isinstance(own, Mapping) and own.get("reasoning"):
         left.pop("reasoning", None)
     return left
@@ -140,7 +141,8 @@ def is_added(message: Mapping[str, Any]) -> bool:
     return isinstance(own, Mapping) and ADDED in own
 
 
-def _is_data(part: Any) -> bool:
+def is_data(part: Any) -> bool:
+    """Return whether a part of a user's message is data for clients, which models do not see."""
     return isinstance(part, Mapping) and str(part.get("type", "")).startswith("data-")
 
 
