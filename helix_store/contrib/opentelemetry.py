@@ -36,7 +36,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.types import Duration
-from helix_store.engine.async_twins import is_async
+from helix_store.engine.async_twins import async_twin, is_async
 from helix_store.exceptions import EffectUnknown, TurnInterrupted
 from helix_store.stores.effect import OpenEffect
 from helix_store.stores.step import Step
@@ -251,7 +251,7 @@ class TracedTurn(_Traced):
         """Return an effect, as `Turn.effect` does."""
         return TracedEffect(self._wrapped.effect(effect_id, **given), self._tracer)
 
-    def tokens(self, *, model: str, **given: Any) -> None:
+    def tokens(self, /, *, model: str, **given: Any) -> None:
         """Record the tokens of a model's answer, as `Turn.tokens` does, and add them to the open spans."""
         self._wrapped.tokens(model=model, **given)
         counts = {name: given[count] for count, name in _USAGE.items() if given.get(count)}
@@ -278,6 +278,9 @@ class TracedTurn(_Traced):
             span.set_attribute("error.type", "_OTHER")
             span.set_status(Status(StatusCode.ERROR))
         span.end(now)
+
+    atokens = async_twin(tokens)
+    atool = async_twin(tool)
 
     def _begin(self) -> None:
         turn = self._wrapped

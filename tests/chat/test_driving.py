@@ -480,6 +480,22 @@ async def test_an_answer_can_be_a_coroutine_function(chatting: Make) -> None:
     ]
 
 
+async def test_the_tokens_of_a_coroutine_function_are_stored_with_its_message(chatting: Make) -> None:
+    async def answer(turn: Any, out: Any) -> None:
+        async with turn.step() as step:
+            await turn.atokens(model="gpt-4o", prompt=3, completion=2, duration=5)
+            await step.asay({"role": "assistant", "content": "Yes."})
+            await step.aend_turn()
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    await sync_to_async(site.drive)("t")
+    (_, stored) = await site.session("t").amessages()
+    assert stored["chat"]["usage"] == [{"model": "gpt-4o", "prompt": 3, "completion": 2}]
+    (_, shown) = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+    assert shown["metadata"]["usage"] == {"inputTokens": 3, "outputTokens": 2, "totalTokens": 5}
+
+
 async def test_a_coroutine_function_knows_the_client(chatting: Make) -> None:
     """Also the client of a message that arrives during its turn."""
 

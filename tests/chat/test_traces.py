@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync
 from opentelemetry.trace import StatusCode
 
 from helix_store.contrib.opentelemetry import traced_answer
@@ -27,7 +27,7 @@ def _speak(turn: Any, out: Any) -> None:
 async def _speak_later(turn: Any, out: Any) -> None:
     out.text("Yes.")
     async with turn.step() as step:
-        await sync_to_async(turn.tokens)(model="gpt-4o", prompt=3, completion=2)
+        await turn.atokens(model="gpt-4o", prompt=3, completion=2)
         step.say({"role": "assistant", "content": "Yes."})
         step.end_turn()
 

@@ -205,9 +205,18 @@ async def test_async_turns_have_the_same_spans(committed_db: CommittedDatabase, 
     session = await store.anew_session("trip", agent_type="travel")
     async with spans.turn(session) as turn, turn.step() as step:
         assert get_current_span().get_span_context().span_id == step._span.get_span_context().span_id
+        await turn.atokens(model="gpt-4o", prompt=100, completion=20)
+        await turn.atool("search", False, 1)
         await step.await_for({"call-1": {"tool_name": "ask"}})
-    assert [span.name for span in spans.all] == ["invoke_agent travel", "step 1"]
-    assert _parent(spans.named("step 1")) == _id(spans.named("invoke_agent travel"))
+    assert {span.name for span in spans.all} == {"invoke_agent travel", "step 1", "execute_tool search"}
+    root, first, tool = (
+        spans.named(name) for name in ("invoke_agent travel", "step 1", "execute_tool search")
+    )
+    assert (_parent(first), _parent(tool)) == (_id(root), _id(first))
+    assert tool.status.status_code is StatusCode.ERROR
+    for span in (root, first):
+        told = dict(span.attributes or {})
+        assert (told["gen_ai.request.model"], told["gen_ai.usage.input_tokens"]) == ("gpt-4o", 100)
     assert "traceparent" in ((await session.aload()).tracing_context or {})
 
 

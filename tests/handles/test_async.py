@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
+import pkgutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ import helix_store
 from helix_store.exceptions import ConflictError, SessionBusy, StaleStateError, TurnInterrupted
 from helix_store.handles import SessionHandle, Step, Turn
 from helix_store.stores import InMemoryStateStore
+from helix_store.stores.effect import OpenEffect
 from tests.handles.worlds import World
 
 ASK: dict[str, Any] = {"tool_name": "ask"}
@@ -25,6 +29,15 @@ NO_TWIN = {
     Turn: {"effect", "step"},
 }
 """Calls that return something with an async form."""
+DELEGATES: dict[str, type] = {
+    "TracedTurn": Turn,
+    "TracedStep": Step,
+    "TracedEffect": OpenEffect,
+    "_ChatStep": Step,
+}
+"""What a class passes on the calls to that it does not have."""
+NO_DELEGATES = {"_Traced", "_Twins", "_WithTypedValues", "GraphCheckpoint", "GraphSession", "StoredMessage"}
+"""Classes that pass on no calls, or those of any object."""
 
 
 @pytest.mark.parametrize("cls", NO_TWIN, ids=lambda cls: cls.__name__)
@@ -49,6 +62,39 @@ def test_every_call_on_a_database_has_a_twin() -> None:
     for name in twins:
         synchronous, asynchronous = (inspect.signature(calls[each]) for each in (name[1:], name))
         assert asynchronous == synchronous
+
+
+def _classes() -> Iterator[type]:
+    """The classes of the package, except those of frameworks that are not installed."""
+    for module in pkgutil.walk_packages(helix_store.__path__, "helix_store."):
+        if ".migrations" in module.name or module.name.endswith("__main__"):
+            continue
+        with suppress(ImportError):
+            for value in vars(importlib.import_module(module.name)).values():
+                if inspect.isclass(value) and value.__module__ == module.name:
+                    yield value
+
+
+def _definer(name: str, classes: Sequence[type]) -> int:
+    return next((number for number, cls in enumerate(classes) if name in vars(cls)), len(classes))
+
+
+@pytest.mark.thorough
+def test_a_class_that_overrides_a_call_overrides_its_twin() -> None:
+    """Otherwise the async form does what the base class does, and not what the class adds."""
+    delegating, overridden = set(), []
+    for cls in _classes():
+        classes = [each for each in cls.__mro__ if each.__module__.startswith("helix_store")]
+        if any("__getattr__" in vars(each) for each in classes):
+            delegating.add(cls.__qualname__)
+            classes += DELEGATES.get(cls.__qualname__, object).__mro__
+        names = {name for each in classes for name, value in vars(each).items() if inspect.isfunction(value)}
+        for name in sorted(names):
+            has_twin = name[0] != "_" and f"a{name}" in names
+            if has_twin and _definer(name, classes) < _definer(f"a{name}", classes):
+                overridden.append(f"{cls.__module__}.{cls.__qualname__}.{name}")
+    assert overridden == []
+    assert delegating - NO_DELEGATES == DELEGATES.keys()
 
 
 def test_a_whole_turn_in_a_loop(world: World) -> None:

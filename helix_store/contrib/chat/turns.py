@@ -137,6 +137,8 @@ class ChatTurn(Turn):
         counts |= {name: value for name, value in options.items() if name in _COUNTS and value}
         self._tokens.append({"model": model, **counts})
 
+    atokens = async_twin(tokens)  # type: ignore[arg-type]  # it is called on this class alone
+
     def _taken_tokens(self) -> list[dict[str, Any]]:
         taken, self._tokens = self._tokens, []
         return taken
