@@ -43,7 +43,7 @@ from helix_store import (
 from helix_store.contrib.chat import agui, aisdk
 from helix_store.contrib.chat.agui import Outcome
 from helix_store.contrib.chat.stored import Entry, entries, reasoning_id
-from helix_store.contrib.chat.threads import Standing, Thread, load_thread, newest_chunk, open_calls
+from helix_store.contrib.chat.threads import Standing, Thread, load_thread, newest_chunk
 from helix_store.contrib.chat.turns import digest_of
 from helix_store.core.payloads import decode
 from helix_store.engine.threads import keep_open
@@ -295,7 +295,7 @@ def join(store: Store, session_id: str, *, standing: Standing | None = None) -> 
 
 def new_thread(state: SessionState, post: Post) -> Joined:
     """Return a thread that this message has begun. Nothing else can be stored yet."""
-    thread = Thread(state=state, messages=[], posts=[post], run=None, standing=Standing.DUE)
+    thread = Thread(state=state, messages=[], posts=[post], run=None, standing=Standing.DUE, open_calls={})
     return Joined(thread=thread, start=0, position=0, token=0, is_under_way=False)
 
 
@@ -345,19 +345,24 @@ def waiting_of(thread: Thread) -> list[Entry]:
 
 def calls_of(thread: Thread) -> dict[str, aisdk.Call]:
     """Return the calls that the thread waits for, and those whose answer was not used yet."""
+    pending = thread.state.pending_client_tool_calls
     return {
-        call_id: aisdk.Call(
-            id=call_id,
-            name=call.get("tool_name", ""),
-            input=call.get("input"),
-            digest=call.get("digest", ""),
-            approval=call.get("approval_id"),
-            approved=call.get("approved") if "submitted_at" in call else None,
-            reason=call.get("reason"),
-        )
-        for call_id, call in thread.state.pending_client_tool_calls.items()
+        call_id: _call(call_id, thread.open_calls.get(call_id, call), is_open=call_id in thread.open_calls)
+        for call_id, call in pending.items()
         if isinstance(call, dict)
     }
+
+
+def _call(call_id: str, call: Mapping[str, Any], *, is_open: bool) -> aisdk.Call:
+    return aisdk.Call(
+        id=call_id,
+        name=call.get("tool_name", ""),
+        input=call.get("input"),
+        digest=call.get("digest", ""),
+        approval=call.get("approval_id"),
+        approved=None if is_open else call.get("approved"),
+        reason=None if is_open else call.get("reason"),
+    )
 
 
 def cost_of(store: Store, session_id: str, steps: Sequence[int]) -> str | None:
@@ -377,7 +382,7 @@ def outcome_of(thread: Thread, *, usage: Sequence[Mapping[str, Any]] = ()) -> Ou
         return Outcome(
             kind="error", message=state.failure_reason or "The agent failed.", code="failed", usage=usage
         )
-    calls = open_calls(state)
+    calls = thread.open_calls
     approvals = [_interrupt(id, call) for id, call in calls.items() if call.get("approval_id") is not None]
     if approvals:
         return Outcome(kind="interrupt", interrupts=approvals, usage=usage)

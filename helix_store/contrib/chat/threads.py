@@ -44,6 +44,8 @@ from helix_store.models import Message as StoredMessage
 from helix_store.models import Post as StoredPost
 from helix_store.models import StreamChunk
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
+from helix_store.sessions.tool_calls import ToolCalls, current_call
+from helix_store.sessions.waiting import calls_of
 from helix_store.stores.conditions import conditions_of_ids
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "rewind_and_post",
     "standing_of",
     "stop_thread",
+    "unanswered_calls",
     "withdraw",
 ]
 
@@ -101,15 +104,28 @@ class Thread:
     posts: Sequence[Post]
     run: Run | None
     standing: Standing
+    open_calls: Mapping[str, dict[str, Any]]
+    """The calls that somebody still has to answer, by id: see `open_calls`."""
 
 
-def open_calls(state: SessionState) -> dict[str, dict[str, Any]]:
-    """Return the calls of a thread that wait for an answer, by id."""
-    return {
-        call_id: call
-        for call_id, call in state.pending_client_tool_calls.items()
-        if isinstance(call, dict) and "submitted_at" not in call
-    }
+def unanswered_calls(state: SessionState) -> dict[str, dict[str, Any]]:
+    """Return the calls for which the state holds no answer, by id: the next turn waits for these alone."""
+    return ToolCalls(state.pending_client_tool_calls, {}).unanswered
+
+
+def open_calls(store: Store, state: SessionState) -> dict[str, dict[str, Any]]:
+    """Return the calls of a thread that somebody still has to answer, by id.
+
+    An agent can write an answer to an approval into its own state. A person can still give one. This takes no
+    statement unless the state holds an answer to an approval, and then one, or two if the answer may be the
+    agent's own.
+    """
+    calls = ToolCalls(state.pending_client_tool_calls, {})
+    if not calls.claimed:
+        return calls.unanswered
+    _, still_open = calls_of(Database(store.alias, store.tenant), state.session_id)
+    forged = {key: current_call(call) for key, call in calls.claimed.items() if key in still_open}
+    return calls.unanswered | forged
 
 
 class Look(NamedTuple):
@@ -127,7 +143,7 @@ def look_at(store: Store, session_id: str) -> Look:
     posts = _waiting_posts(store, session_id)
     runs = store.sessions.list_runs(session_id, limit=1)
     now = datetime.now(UTC)
-    answered = state.pending_client_tool_calls.keys() - open_calls(state).keys()
+    answered = state.pending_client_tool_calls.keys() - unanswered_calls(state).keys()
     return Look(
         _standing(store, state, posts, runs[0] if runs else None),
         frozenset(
@@ -211,7 +227,14 @@ def load_thread(
         standing = _standing(store, state, posts, run)
     # Last, so that the messages are never older than what the standing was decided on.
     messages = _messages(store, session_id)
-    return Thread(state=state, messages=messages, posts=posts, run=run, standing=standing)
+    return Thread(
+        state=state,
+        messages=messages,
+        posts=posts,
+        run=run,
+        standing=standing,
+        open_calls=open_calls(store, state),
+    )
 
 
 def _standing(store: Store, state: SessionState, posts: Sequence[Post], run: Run | None) -> Standing:
@@ -234,7 +257,7 @@ def _standing(store: Store, state: SessionState, posts: Sequence[Post], run: Run
             stuck = conditions_of_ids(store.alias, [(store.tenant, state.session_id)]).values()
             is_stopped = any(each.condition in ("over_budget", "effect_unknown") for each in stuck)
             return Standing.RESTING if is_stopped else Standing.DUE
-    if open_calls(state):
+    if unanswered_calls(state):
         return Standing.RESTING
     if state.pending_client_tool_calls:
         return Standing.DUE
@@ -350,17 +373,19 @@ def give_answers(
     state: SessionState,
     answers: Sequence[Answered],
     *,
+    calls: Mapping[str, dict[str, Any]],
     actor: Any,
     client: Mapping[str, Any] | None = None,
 ) -> bool:
     """Store the answers to calls, and return whether any is new. Answers that are stored are left alone.
 
-    ``client`` is what the client sent with them, for `newest_client`.
+    ``calls`` are the `open_calls` of the state. ``client`` is what the client sent with the answers, for
+    `newest_client`.
     """
     has_new = False
     for answer in answers:
-        call = state.pending_client_tool_calls.get(answer.call_id)
-        if call is None or "submitted_at" in call:
+        call = calls.get(answer.call_id)
+        if call is None:
             if answer.approved is not None and not _is_known(state, answer.call_id):
                 refuse(answer.path, "the thread has no such call")
             continue

@@ -62,6 +62,7 @@ from helix_store.contrib.chat.threads import (
     rewind_and_post,
     standing_of,
     stop_thread,
+    unanswered_calls,
     withdraw,
 )
 from helix_store.core.approvals import USER
@@ -266,12 +267,19 @@ class Views:
         if answers:
             # Before the answers are stored, so that the response has all that follows them.
             joined = join(who.store, session_id)
-            has_new = give_answers(who.store, joined.thread.state, answers, actor=who.actor, client=client)
+            has_new = give_answers(
+                who.store,
+                joined.thread.state,
+                answers,
+                calls=joined.thread.open_calls,
+                actor=who.actor,
+                client=client,
+            )
             if has_new and message is None:
                 standing = standing_of(who.store, session_id)
                 # A driver may have been and gone. What it has said is in the stream.
                 standing = Standing.DUE if standing is Standing.RESTING else standing
-                if open_calls_left := open_calls(joined.thread.state).keys() - {
+                if open_calls_left := unanswered_calls(joined.thread.state).keys() - {
                     answer.call_id for answer in answers
                 }:
                     standing = Standing.RESTING if open_calls_left else standing
@@ -444,7 +452,8 @@ class Views:
                 raise Refusal(HTTPStatus.NOT_FOUND, "call_not_found", message)
             if asked is not None and (asked.get("approval_id") is None) != (answer.approved is None):
                 refuse("", "an approval needs approved and digest; a client's tool, result or error")
-            return give_answers(who.store, state, [answer], actor=who.actor)
+            calls = open_calls(who.store, state)
+            return give_answers(who.store, state, [answer], calls=calls, actor=who.actor)
 
         return _json({"id": call, "accepted": await _in_thread(write)})
 
@@ -539,7 +548,7 @@ def _json(body: Any, status: int = HTTPStatus.OK) -> JsonResponse:
 
 def _shown(thread_id: str, thread: Thread, kind: str) -> dict[str, Any]:
     stored = entries(thread.messages)
-    calls = open_calls(thread.state)
+    calls = thread.open_calls
     messages = agui.messages_of(stored) if kind == "agui" else aisdk.messages_of(stored, calls_of(thread))
     return {
         "id": thread_id,
@@ -556,7 +565,7 @@ def _shown(thread_id: str, thread: Thread, kind: str) -> dict[str, Any]:
 def _status(thread: Thread) -> str:
     if thread.standing is not Standing.RESTING:
         return "running"
-    if open_calls(thread.state):
+    if thread.open_calls:
         return "waiting"
     return "idle" if thread.state.status == "active" else str(thread.state.status)
 
