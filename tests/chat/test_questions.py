@@ -332,3 +332,69 @@ async def test_the_statements_that_find_the_open_calls(chatting: Make) -> None:
     assert await sync_to_async(statements)() == ([], 1)
     await site.session("t").aupdate(lambda state: state.pending_client_tool_calls["pay"].update(_FORGED))
     assert await sync_to_async(statements)() == (["pay"], 2)
+
+
+def _result(call_id: str, content: str = "4") -> dict[str, Any]:
+    return {"id": f"result-{content}", "role": "tool", "toolCallId": call_id, "content": content}
+
+
+def _after_its_call(messages: list[dict[str, Any]], call_id: str) -> list[dict[str, Any]]:
+    """A client's history with a result where CopilotKit puts it: after the message that makes the call."""
+    at = next(
+        index
+        for index, message in enumerate(messages)
+        if any(call["id"] == call_id for call in message.get("toolCalls", ()))
+    )
+    return [*messages[: at + 1], _result(call_id), *messages[at + 1 :]]
+
+
+@for_each("new", [[], [{"id": "u2", "role": "user", "content": "And?"}]], ids=["alone", "with a message"])
+@for_each("streams", ["", "Wait for it."], ids=["text", "reasoning"])
+async def test_a_client_inserts_a_result_after_its_call(chatting: Make, streams: str, new: list[Any]) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        if streams:
+            out.tool_call("c", "refund", {"euros": 5})
+            out.reasoning(streams)
+        with turn.step() as step:
+            said = [_said("", tool_calls=[_CALL])]
+            step.say(*said, *([] if streams else [_said("Please decide.")]))
+            step.wait_for({"c": {"tool_name": "refund", "input": {"euros": 5}}})
+
+    site = chatting(answer=answer)
+    await _asked(site)
+    messages = (await site.json("GET", "threads/t/"))["messages"]
+    body = {"threadId": "t", "runId": "r", "messages": [*_after_its_call(messages, "c"), *new]}
+    for _ in range(2):  # a repeat joins
+        response = await site.request("POST", "agui/", body)
+        assert response.status_code == 200, response.content
+        await response.streaming_content.aclose()
+    state = await sync_to_async(site.session("t").load)()
+    assert state.pending_client_tool_calls["c"]["result"] == "4"
+    thread = await site.json("GET", "threads/t/")
+    assert (thread["calls"], [each["id"] for each in thread["waiting"]]) == ([], [each["id"] for each in new])
+
+
+async def test_results_in_a_clients_history_are_no_answers_to_other_calls(chatting: Make) -> None:
+    """Agents call their tools without asking anybody, with any ids, and with the same ones again."""
+
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            step.say(_said("", tool_calls=[{**_CALL, "id": call_id} for call_id in ("a/b", "c")]))
+            for call_id in ("a/b", "c"):
+                step.say({"role": "tool", "tool_call_id": call_id, "content": "done"})
+            step.say(_said("Again.", tool_calls=[_CALL]))
+            step.wait_for({"c": {"tool_name": "refund", "input": {"euros": 5}}})
+
+    site = chatting(answer=answer)
+    await _asked(site)
+    messages = (await site.json("GET", "threads/t/"))["messages"]
+    assert [message["role"] for message in messages].count("tool") == 2
+    new = {"id": "u2", "role": "user", "content": "And?"}
+    for thread in ("t", "another"):
+        body = {"threadId": thread, "runId": "r", "messages": [*messages, new]}
+        response = await site.request("POST", "agui/", body)
+        assert response.status_code == 200, response.content
+        await response.streaming_content.aclose()
+        stored = await site.json("GET", f"threads/{thread}/")
+        assert [each["id"] for each in stored["waiting"]] == ["u2"]
+    assert [call["id"] for call in (await site.json("GET", "threads/t/"))["calls"]] == ["c"]

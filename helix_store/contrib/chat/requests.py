@@ -301,14 +301,25 @@ def _resumed(resume: Any) -> list[Answered]:
 
 
 def _results_of_tools(messages: Sequence[Mapping[str, Any]]) -> list[Answered]:
+    """Return the results in a client's history, most of which may be of calls that were answered long ago.
+
+    Clients insert a result after the message that makes its call, which need not be the last message. If a
+    later message makes a call with the same id, the result is not of that call.
+    """
     answers: list[Answered] = []
+    made_later: set[str] = set()
+    is_at_end = True
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         if message["role"] in ("assistant", "reasoning"):
-            break
+            is_at_end = False
+            made_later |= _calls_in(message)
         if message["role"] == "tool":
-            path = f"/messages/{index}"
-            call_id = checked_id(message.get("toolCallId"), f"{path}/toolCallId")
+            path, call_id = f"/messages/{index}", message.get("toolCallId")
+            if is_at_end:
+                checked_id(call_id, f"{path}/toolCallId")
+            if not isinstance(call_id, str) or call_id in made_later:
+                continue
             error = message.get("error")
             answers.append(
                 Answered(
@@ -319,6 +330,12 @@ def _results_of_tools(messages: Sequence[Mapping[str, Any]]) -> list[Answered]:
                 )
             )
     return answers[::-1]
+
+
+def _calls_in(message: Mapping[str, Any]) -> set[str]:
+    calls = message.get("toolCalls")
+    ids = [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return {call_id for call_id in ids if isinstance(call_id, str)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,7 @@ __all__ = [
     "look_at",
     "newest_chunk",
     "newest_client",
+    "open_answers",
     "open_calls",
     "post_message",
     "rewind_and_post",
@@ -400,6 +401,13 @@ def give_answers(
             _keep_client(store, state.session_id, client)
         has_new = _give(store, state.session_id, answer, approval_id, actor=actor) or has_new
     return has_new
+
+
+def open_answers(store: Store, session_id: str, answers: Sequence[Answered]) -> list[Answered]:
+    """Leave out the results of calls that do not wait for one: a client sends its history with a message."""
+    state = store.sessions.load_state(session_id)
+    calls = {} if state is None else open_calls(state)
+    return [answer for answer in answers if answer.approved is not None or answer.call_id in calls]
 
 
 def newest_client(store: Store, session_id: str) -> dict[str, Any]:

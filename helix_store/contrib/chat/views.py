@@ -57,6 +57,7 @@ from helix_store.contrib.chat.threads import (
     give_answers,
     is_known,
     load_thread,
+    open_answers,
     open_calls,
     post_message,
     rewind_and_post,
@@ -264,6 +265,8 @@ class Views:
     ) -> Joined:
         """Store what a request says, and return the thread to follow."""
         joined = None
+        if message is not None and answers:
+            answers = open_answers(who.store, session_id, answers)
         if answers:
             # Before the answers are stored, so that the response has all that follows them.
             joined = join(who.store, session_id)
