@@ -9,11 +9,33 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import User
-from django.db import connections
-from django.test import AsyncClient, Client, override_settings
+from django.db import DatabaseError, OperationalError, connections
+from django.test import AsyncClient, AsyncRequestFactory, Client, override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils.functional import SimpleLazyObject
 
-from helix_store import Store
+from helix_store import (
+    ApprovalUsed,
+    FencedOutError,
+    HelixStoreError,
+    IdempotencyConflict,
+    IntegrityFault,
+    LockLostError,
+    NotSupportedOnBackend,
+    OutcomeUnknown,
+    SessionEnded,
+    StaleStateError,
+    Store,
+    StoreBusy,
+    StoreFull,
+    StoreTimeout,
+    StoreUnavailable,
+    StreamClosed,
+    StreamTruncated,
+    TenantMoved,
+    UnsupportedIsolation,
+)
+from helix_store.contrib.chat.requests import error_response
 from tests.chat.conftest import Chatting, events_of, run_input
 
 Make = Callable[..., Chatting]
@@ -160,8 +182,6 @@ async def test_the_owner_is_by_default_the_signed_in_user(chatting: Make) -> Non
 
     async def auser() -> User:
         return user
-
-    from django.test import AsyncRequestFactory
 
     request = AsyncRequestFactory().post(
         "/", json.dumps({"id": "u1", "content": "Hi"}), content_type="application/json"
@@ -396,6 +416,56 @@ async def test_a_thread_that_has_ended_is_gone(chatting: Make) -> None:
     response = await site.request("POST", "agui/", run_input("t", "u2"))
     assert (response.status_code, json.loads(response.content)["code"]) == (410, "session_ended")
     assert (await site.events("GET", "agui/t/"))[-1]["result"] == {"answer": 42}
+
+
+@pytest.mark.parametrize("function", ["owner", "tenant", "may_run"])
+async def test_a_project_whose_database_is_down_is_unavailable(chatting: Make, function: str) -> None:
+    async def asks(request: Any) -> Any:
+        raise OperationalError("connection refused")
+
+    site = chatting(**{function: asks})
+    response = await site.request("POST", "threads/t/posts/", {"id": "u1", "content": "Hi"})
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+    assert json.loads(response.content)["code"] == "store_unavailable"
+
+
+async def test_a_signed_in_user_whose_database_is_down_is_unavailable(chatting: Make) -> None:
+    def user() -> Any:
+        raise OperationalError("connection refused")
+
+    site = chatting(owner=None)
+    request: Any = AsyncRequestFactory().get("/")
+    request.user = SimpleLazyObject(user)
+    view = next(each.callback for each in site.chat.urls[0] if each.name == "threads")
+    response = await view(request)
+    assert (response.status_code, json.loads(response.content)["code"]) == (503, "store_unavailable")
+
+
+async def test_a_missing_table_of_a_project_is_a_fault_to_report(chatting: Make) -> None:
+    def owner(request: Any) -> Any:
+        with connections[site.database.alias].cursor() as cursor:
+            cursor.execute("SELECT * FROM no_such_table")
+
+    site = chatting(owner=owner)
+    with pytest.raises(DatabaseError):
+        await site.request("GET", "threads/")
+
+
+def test_errors_that_a_repeated_request_survives_ask_for_one() -> None:
+    of_status: dict[int, list[HelixStoreError]] = {
+        409: [IdempotencyConflict("a"), ApprovalUsed("c"), StreamClosed(), StreamTruncated(3)],
+        410: [SessionEnded("s", "failed")],
+        500: [IntegrityFault(), NotSupportedOnBackend(), UnsupportedIsolation()],
+        503: [
+            *(StoreBusy(), StoreFull(), StoreTimeout(), StoreUnavailable(), TenantMoved()),
+            *(OutcomeUnknown("o"), StaleStateError(1, 2), LockLostError(), FencedOutError(1, 2)),
+        ],
+    }
+    told = {
+        status: {(response.status_code, "Retry-After" in response.headers) for response in responses}
+        for status, responses in ((key, map(error_response, errors)) for key, errors in of_status.items())
+    }
+    assert told == {status: {(status, status == 503)} for status in of_status}
 
 
 def test_a_stream_needs_asgi(chatting: Make) -> None:

@@ -14,18 +14,26 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.request import RawPostDataException
 
 from helix_store import (
+    ConflictError,
+    FencedOutError,
     HelixStoreError,
-    IdempotencyConflict,
     InvalidCursor,
     InvalidPayload,
     InvalidQuery,
     LimitExceeded,
+    LockLostError,
     NotFoundError,
     NotPermitted,
+    OutcomeUnknown,
     SessionEnded,
+    StaleStateError,
     StoreBusy,
+    StoreFull,
     StoreTimeout,
     StoreUnavailable,
+    StreamClosed,
+    StreamTruncated,
+    TenantMoved,
 )
 from helix_store.contrib.chat import agui, aisdk
 
@@ -95,16 +103,18 @@ def _refusal_of(error: HelixStoreError) -> Refusal:
         if isinstance(error, kinds):
             headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
             return Refusal(status, error.code, str(error), path=path, headers=headers)
-    return Refusal(HTTPStatus.CONFLICT, error.code, str(error), path=path)
+    return Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, error.code, str(error), path=path)
 
 
 _STATUSES: Final[Sequence[tuple[Any, HTTPStatus]]] = (
     ((InvalidPayload, InvalidQuery, InvalidCursor), HTTPStatus.BAD_REQUEST),
     (NotPermitted, HTTPStatus.FORBIDDEN),
     (NotFoundError, HTTPStatus.NOT_FOUND),
-    (IdempotencyConflict, HTTPStatus.CONFLICT),
     (SessionEnded, HTTPStatus.GONE),
-    ((StoreBusy, StoreTimeout, StoreUnavailable), HTTPStatus.SERVICE_UNAVAILABLE),
+    ((ConflictError, StreamClosed, StreamTruncated), HTTPStatus.CONFLICT),
+    # If the request is repeated, it finds what is stored by then, or another database.
+    ((StoreBusy, StoreTimeout, StoreUnavailable, StoreFull, TenantMoved), HTTPStatus.SERVICE_UNAVAILABLE),
+    ((OutcomeUnknown, StaleStateError, LockLostError, FencedOutError), HTTPStatus.SERVICE_UNAVAILABLE),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -16,7 +17,7 @@ from uuid import UUID
 
 from asgiref.sync import SyncToAsync, sync_to_async
 from django.core.handlers.asgi import ASGIRequest
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.urls import URLPattern, path
@@ -69,6 +70,7 @@ from helix_store.contrib.chat.threads import (
 from helix_store.core.approvals import USER
 from helix_store.engine.async_twins import is_async
 from helix_store.engine.database import Database
+from helix_store.engine.errors import translate
 from helix_store.engine.expressions import read_cursor, write_cursor
 from helix_store.models import Session
 from helix_store.streams.views import outside_of_transactions
@@ -90,6 +92,8 @@ _STREAM_HEADERS: Final = {
     "X-Accel-Buffering": "no",
 }
 _LARGEST_PAGE: Final = 100
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,19 +118,27 @@ class Views:
             method = methods.get(request.method or "")
             if method is None:
                 allowed = ", ".join(sorted(methods))
-                error = Refusal(
+                refusal = Refusal(
                     HTTPStatus.METHOD_NOT_ALLOWED,
                     "method_not_allowed",
                     f"Allowed: {allowed}.",
                     headers={"Allow": allowed},
                 )
-                return error_response(error)
+                return error_response(refusal)
             try:
                 for name, value in arguments.items():
                     checked_id(value, f"/{name}")
                 return await method(request, **arguments)
             except (Refusal, HelixStoreError) as exc:
                 return error_response(exc)
+            except (OperationalError, InterfaceError) as exc:
+                # The store translates its errors. This one is of a statement of the project: the signed-in
+                # user, or a function of the request. Its database may be any.
+                error = translate(exc, vendor="")
+                if not isinstance(error, HelixStoreError):
+                    raise
+                _logger.warning("A request to a chat failed (%s).", error.code, exc_info=True)
+                return error_response(error)
 
         if self._chat._owner is None:
             # These views know who has signed in: they answer 401, and Django's middleware does not redirect.
