@@ -35,7 +35,8 @@ from helix_store import (
     TenantMoved,
     UnsupportedIsolation,
 )
-from helix_store.contrib.chat.requests import error_response
+from helix_store.contrib.chat.requests import Answered, error_response
+from helix_store.contrib.chat.threads import give_answers
 from tests.chat.conftest import Chatting, events_of, run_input
 
 Make = Callable[..., Chatting]
@@ -416,6 +417,77 @@ async def test_a_thread_that_has_ended_is_gone(chatting: Make) -> None:
     response = await site.request("POST", "agui/", run_input("t", "u2"))
     assert (response.status_code, json.loads(response.content)["code"]) == (410, "session_ended")
     assert (await site.events("GET", "agui/t/"))[-1]["result"] == {"answer": 42}
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+@pytest.mark.parametrize("is_approval", [True, False], ids=["approval", "result"])
+async def test_calls_of_a_thread_that_has_ended_are_gone(
+    chatting: Make, is_approval: bool, status: str
+) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "May I?"})
+            if is_approval:
+                step.ask_approval("c", "refund", {})
+            else:
+                step.wait_for({"c": {"tool_name": "refund"}})
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    await _drive(site)
+    (call,) = (await site.json("GET", "threads/t/"))["calls"]
+    messages = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+    (part,) = (part for part in messages[-1]["parts"] if "toolCallId" in part)
+    decision = {"approved": True, "digest": call["digest"]}
+    run: dict[str, Any] = {"threadId": "t", "runId": "r", "messages": []}
+    if is_approval:
+        part |= {"state": "approval-responded", "approval": {**part["approval"], "approved": True}}
+        run["resume"] = [{"interruptId": "c", "status": "resolved", "payload": decision}]
+    else:
+        part |= {"state": "output-available", "output": 4}
+        run["messages"] = [{"id": "r", "role": "tool", "toolCallId": "c", "content": "4"}]
+    session = site.session("t")
+    before = await sync_to_async(session.load)()
+    await sync_to_async(site.store.sessions.update_status)(session.id, status)
+    for address, body in (
+        ("threads/t/calls/c/", decision if is_approval else {"result": 4}),
+        ("agui/", run),
+        ("ai/", {"id": "t", "messages": messages}),
+    ):
+        response = await site.request("POST", address, body)
+        assert (response.status_code, json.loads(response.content)["code"]) == (410, "session_ended"), address
+    thread = await site.json("GET", "threads/t/")
+    assert (thread["status"], thread["calls"]) == (status, [])
+    shown = (await site.json("GET", "threads/t/?format=ai"))["messages"][-1]["parts"]
+    assert [part["state"] for part in shown if "toolCallId" in part] == ["input-available"]
+    end = (await site.events("GET", "agui/t/"))[-1]
+    assert end["type"] == ("RUN_ERROR" if status == "failed" else "RUN_FINISHED")
+    assert not end.get("outcome", {}).get("interrupts")
+    # The session may end after a request has loaded it.
+    answered = Answered(call_id="c", path="", **(decision if is_approval else {"result": 4}))
+    with pytest.raises(SessionEnded):
+        await sync_to_async(give_answers)(site.store, before, [answered], actor="ann")
+
+
+async def test_an_answer_that_is_repeated_after_the_end_joins(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            if turn.results:
+                step.finish({"answer": 42})
+            else:
+                step.ask_approval("c", "refund", {})
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    await _drive(site)
+    (call,) = (await site.json("GET", "threads/t/"))["calls"]
+    decision = {"approved": True, "digest": call["digest"]}
+    resume = [{"interruptId": "c", "status": "resolved", "payload": decision}]
+    body = {"threadId": "t", "runId": "r", "messages": [], "resume": resume}
+    response = await site.request("POST", "agui/", body)
+    await _drive(site)
+    await response.streaming_content.aclose()
+    assert (await site.events("POST", "agui/", body))[-1]["result"] == {"answer": 42}
 
 
 @pytest.mark.parametrize("function", ["owner", "tenant", "may_run"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,24 @@ def test_the_driver_of_a_message_made_anew_finds_the_thread_free(chatting: Make,
     said = "two" if how == "edit" else "one"
     assert _thread(site) == ([said, f"You said {said}."], [])
     assert async_to_sync(site.json)("GET", "threads/t/?format=ai")["messages"][-1]["id"] != first
+
+
+@pytest.mark.parametrize("how", ["edit", "regenerate"])
+def test_an_answer_of_a_session_that_has_ended_is_not_made_anew(chatting: Make, how: str) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Bye."})
+            step.finish({"answer": 42})
+
+    site = chatting(answer=answer)
+    _say(site, "one")
+    site.drive("t")
+    response = _edit(site, "two") if how == "edit" else _say(site, "one", trigger="regenerate-message")
+    assert (response.status_code, json.loads(response.content)["code"]) == (410, "session_ended")
+    assert _thread(site) == (["one", "Bye."], [])
+    assert site.session("t").load().status == "completed"
+    # A request that is repeated after the end joins.
+    assert _edit(site, "one").status_code == 200
 
 
 def test_an_edit_of_a_message_that_was_lost_is_its_first_post(chatting: Make) -> None:

@@ -43,7 +43,7 @@ from helix_store import (
 from helix_store.contrib.chat import agui, aisdk
 from helix_store.contrib.chat.agui import Outcome
 from helix_store.contrib.chat.stored import Entry, entries, reasoning_id
-from helix_store.contrib.chat.threads import Standing, Thread, load_thread, newest_chunk
+from helix_store.contrib.chat.threads import Standing, Thread, has_ended, load_thread, newest_chunk
 from helix_store.contrib.chat.turns import digest_of
 from helix_store.core.payloads import decode
 from helix_store.engine.threads import keep_open
@@ -349,7 +349,7 @@ def calls_of(thread: Thread) -> dict[str, aisdk.Call]:
     return {
         call_id: _call(call_id, thread.open_calls.get(call_id, call), is_open=call_id in thread.open_calls)
         for call_id, call in pending.items()
-        if isinstance(call, dict)
+        if isinstance(call, dict) and ("submitted_at" in call or not has_ended(thread.state))
     }
 
 

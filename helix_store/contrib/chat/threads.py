@@ -26,6 +26,7 @@ from helix_store import (
     Post,
     Run,
     RunStatus,
+    SessionEnded,
     SessionExists,
     SessionNotFound,
     SessionState,
@@ -37,7 +38,7 @@ from helix_store.contrib.chat.aisdk import groups_of
 from helix_store.contrib.chat.requests import Answered, NewMessage, Refusal, refuse
 from helix_store.contrib.chat.stored import OWN, entries, id_at, id_of_post, may_be_given, own_id
 from helix_store.core.payloads import decode
-from helix_store.core.types import CheckpointHead
+from helix_store.core.types import TERMINAL_STATUSES, CheckpointHead
 from helix_store.engine.database import Database
 from helix_store.items import ItemLog
 from helix_store.models import Message as StoredMessage
@@ -55,6 +56,7 @@ __all__ = [
     "Thread",
     "client_of",
     "give_answers",
+    "has_ended",
     "is_known",
     "load_thread",
     "look_at",
@@ -77,7 +79,6 @@ _SECONDS_BETWEEN_TRIES: Final = 0.05
 _PAGE: Final = 200
 _LOOK_BACK: Final = 4
 _LOOK_BACK_FOR_USER: Final = 20
-_ENDED: Final = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 
 
 class Standing(Enum):
@@ -109,19 +110,32 @@ class Thread:
     """The calls that somebody still has to answer, by id: see `open_calls`."""
 
 
+def has_ended(state: SessionState) -> bool:
+    """Return whether a session takes no messages, answers and edits any more."""
+    return state.status in TERMINAL_STATUSES
+
+
+def _require_not_ended(store: Store, session_id: str) -> None:
+    state = store.sessions.load_state(session_id)
+    if state is not None and has_ended(state):
+        raise SessionEnded(session_id, state.status)
+
+
 def unanswered_calls(state: SessionState) -> dict[str, dict[str, Any]]:
     """Return the calls for which the state holds no answer, by id: the next turn waits for these alone."""
     return ToolCalls(state.pending_client_tool_calls, {}).unanswered
 
 
 def open_calls(store: Store, state: SessionState) -> dict[str, dict[str, Any]]:
-    """Return the calls of a thread that somebody still has to answer, by id.
+    """Return the calls of a thread that somebody still has to answer, by id: none after the session has ended.
 
     An agent can write an answer to an approval into its own state. A person can still give one. This takes no
     statement unless the state holds an answer to an approval, and then one, or two if the answer may be the
     agent's own.
     """
     calls = ToolCalls(state.pending_client_tool_calls, {})
+    if has_ended(state):
+        return {}
     if not calls.claimed:
         return calls.unanswered
     _, still_open = calls_of(Database(store.alias, store.tenant), state.session_id)
@@ -245,7 +259,7 @@ def _standing(store: Store, state: SessionState, posts: Sequence[Post], run: Run
     its lock, or if what stopped its last run does not any more: a budget that was raised or has a new period,
     or an effect that was settled. As long as these would stop the next run too, the thread rests.
     """
-    if state.status in _ENDED or (state.status == SessionStatus.PAUSED and state.suspension_kind is None):
+    if has_ended(state) or (state.status == SessionStatus.PAUSED and state.suspension_kind is None):
         # A thread that somebody has paused waits for nothing that a client can give.
         return Standing.RESTING
     if store.locks.is_locked(state.session_id):
@@ -381,9 +395,11 @@ def give_answers(
     """Store the answers to calls, and return whether any is new. Answers that are stored are left alone.
 
     ``calls`` are the `open_calls` of the state. ``client`` is what the client sent with the answers, for
-    `newest_client`.
+    `newest_client`. Raises `SessionEnded` if a call is open in a session that has ended.
     """
     has_new = False
+    if has_ended(state):
+        calls = unanswered_calls(state)
     for answer in answers:
         call = calls.get(answer.call_id)
         if call is None:
@@ -393,6 +409,8 @@ def give_answers(
         approval_id = call.get("approval_id")
         if (approval_id is None) != (answer.approved is None):
             continue
+        if has_ended(state):
+            raise SessionEnded(state.session_id, state.status)
         if call.get("requester") is not None and call["requester"] == state.user_id:
             # The owner of a thread answers in it, whatever the name of the actor is.
             raise NotPermitted(answer.call_id, "requester")
@@ -406,7 +424,7 @@ def give_answers(
 def open_answers(store: Store, session_id: str, answers: Sequence[Answered]) -> list[Answered]:
     """Leave out the results of calls that do not wait for one: a client sends its history with a message."""
     state = store.sessions.load_state(session_id)
-    calls = {} if state is None else open_calls(state)
+    calls = {} if state is None else open_calls(store, state)
     return [answer for answer in answers if answer.approved is not None or answer.call_id in calls]
 
 
@@ -489,6 +507,7 @@ def _give(store: Store, session_id: str, answer: Answered, approval_id: str | No
         message = "The call has changed since it was shown; load the thread and decide again."
         raise Refusal(HTTPStatus.CONFLICT, "changed", message, path=answer.path)
     if outcome == "unknown_tool_call":
+        _require_not_ended(store, session_id)
         raise Refusal(
             HTTPStatus.NOT_FOUND, "call_not_found", "The thread has no such call.", path=answer.path
         )
@@ -547,7 +566,7 @@ def rewind_and_post(
     Without ``edited``, the message stays as it was: the answer to it is made anew. ``before`` is then the id
     of the message or of the answer, or ``None`` for the last one. With ``edited``, it is the id of the
     message. A message that waits is withdrawn. A run is interrupted, because what it says would be taken
-    back, unless it makes this answer already.
+    back, unless it makes this answer already. Raises `SessionEnded`.
     """
     content = None if edited is None else edited.content
     post = None if edited is None else _waiting_post(store, session_id, before)
@@ -581,6 +600,7 @@ def rewind_and_post(
         messages, index = found(is_locked=True)
         if index is None or (edited is None and _answer_of(messages[index]) != answer):
             return joined()
+        _require_not_ended(store, session_id)
         new = _made_anew(messages[index], edited, client, seed=[before, index])
         with transaction.atomic(using=store.alias):
             _rewind(store, session_id, messages, index, token=lock.fencing_token)
