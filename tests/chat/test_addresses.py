@@ -320,6 +320,23 @@ async def test_a_thread_is_listed_renamed_and_deleted(chatting: Make) -> None:
     assert (await site.request("GET", "threads/t2/")).status_code == 404
 
 
+async def test_branches_of_a_thread_are_not_listed_as_the_thread(chatting: Make) -> None:
+    site = chatting()
+    for number in range(3):
+        await site.post(f"t{number}", "u1")
+        await _drive(site, f"t{number}")
+        for _ in range(2):
+            await sync_to_async(site.session(f"t{number}").branch)()
+    # Somebody may also choose an id like that of a thread.
+    await sync_to_async(site.session("t1").branch)(new_session_id=site.chat.session_id("ann", "new"))
+    page: dict[str, Any] = {"cursor": ""}
+    pages = []
+    while page["cursor"] is not None:
+        page = await site.json("GET", f"threads/?limit=1&cursor={page['cursor']}")
+        pages.append([each["id"] for each in page["threads"]])
+    assert pages == [[], ["t2"], ["t1"], ["t0"]]
+
+
 async def test_a_long_title_is_shortened_when_a_thread_begins(chatting: Make) -> None:
     site = chatting(title=lambda message: message["content"] * 3_000)
     await site.post("t", "u1", "Łó")

@@ -352,8 +352,12 @@ class Views:
         return _json(await _in_thread(lambda: self._listed(who, search, cursor, limit)))
 
     def _listed(self, who: _Who, search: str, cursor: str | None, limit: int) -> dict[str, Any]:
+        # A branch has the owner and the metadata of its source, but no id of a thread.
         found = Session.objects.using(who.store.alias).filter(
-            tenant=who.store.tenant, agent_type=self._chat.agent_type, user_id=who.owner
+            tenant=who.store.tenant,
+            agent_type=self._chat.agent_type,
+            user_id=who.owner,
+            session_id__startswith=f"{self._chat._prefix}-",
         )
         if search:
             found = found.filter(title__icontains=search)
@@ -362,15 +366,29 @@ class Views:
             moment, key = read_cursor(cursor, query=query)
             at = datetime.fromisoformat(moment)
             found = found.filter(Q(updated_at__lt=at) | Q(updated_at=at, pk__lt=key))
-        columns = ("pk", "title", "status", "metadata", "created_at", "updated_at", "message_count")
+        columns = (
+            "pk",
+            "session_id",
+            "title",
+            "status",
+            "metadata",
+            "created_at",
+            "updated_at",
+            "message_count",
+        )
         page = found.order_by("-updated_at", "-pk").values(*columns)[: limit + 1]
         rows: list[dict[str, Any]] = Database(who.store.alias, who.store.tenant).query(partial(list, page))
-        threads = [_head(row) for row in rows[:limit]]
+        threads = [
+            head
+            for row in rows[:limit]
+            if (head := _head(row)) is not None
+            and row["session_id"] == self._chat.session_id(who.owner, head["id"])
+        ]
         more = None
         if len(rows) > limit:
             last = rows[limit - 1]
             more = write_cursor([last["updated_at"].isoformat(), last["pk"]], query=query)
-        return {"threads": [head for head in threads if head is not None], "cursor": more}
+        return {"threads": threads, "cursor": more}
 
     async def thread(self, request: HttpRequest, thread: str) -> HttpResponse:
         who = await self._who(request)
