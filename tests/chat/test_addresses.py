@@ -60,6 +60,8 @@ async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
         ("POST", "agui/", run_input("x" * 256), 400, "/threadId"),
         ("POST", "agui/", run_input("t", ""), 400, "/messages/0/id"),
         ("POST", "agui/", run_input("t", "a/b"), 400, "/messages/0/id"),
+        ("POST", "agui/", run_input("t", "\U0001f600" * 192), 400, "/messages/0/id"),
+        ("POST", "threads/t/posts/", {"id": "\U0001f600" * 255, "content": "Hi"}, 400, "/id"),
         ("POST", "agui/", run_input("t", content=5), 400, "/messages/0/content"),
         ("POST", "agui/", run_input("t", content=[{"type": "image"}]), 400, "/messages/0/content"),
         ("POST", "agui/", {**run_input("t"), "messages": None}, 400, "/messages"),

@@ -36,6 +36,8 @@ from helix_store import (
     TenantMoved,
 )
 from helix_store.contrib.chat import agui, aisdk
+from helix_store.core.limits import MAX_ID_BYTES, MAX_ID_CHARACTERS
+from helix_store.core.payloads import size_of
 
 __all__ = [
     "AgUiInput",
@@ -53,7 +55,6 @@ __all__ = [
 ]
 
 HEADERS: Final = {"Cache-Control": "private, no-store"}
-_LONGEST_ID: Final = 255
 
 
 class Refusal(Exception):
@@ -153,10 +154,12 @@ def checked_id(value: Any, path: str) -> str:
     """Return an id that an address can hold."""
     if not isinstance(value, str):
         refuse(path, "expected text")
-    if not value or len(value) > _LONGEST_ID:
-        refuse(path, f"expected 1 to {_LONGEST_ID} characters")
+    if not value or len(value) > MAX_ID_CHARACTERS:
+        refuse(path, f"expected 1 to {MAX_ID_CHARACTERS} characters")
     if "/" in value or not value.isprintable():
         refuse(path, "an id must not contain a slash or a control character")
+    if size_of(value) > MAX_ID_BYTES:
+        refuse(path, f"expected at most {MAX_ID_BYTES} bytes of UTF-8")
     if value in (".", ".."):
         refuse(path, "clients resolve this id as a part of a path")
     return value
