@@ -446,6 +446,15 @@ _POST_COLUMNS: Final = (*_FIELDS, "payload")
 _FIRST: Final = (datetime.min.replace(tzinfo=UTC), 0)
 
 
+def posts_of(
+    db: Database, session_id: str, *, states: Sequence[PostState], after: int, limit: int
+) -> list[PostValue]:
+    """Return the posts of a session after a sequence: none if there is no such session. One statement."""
+    posts = PostRow.objects.using(db.alias).filter(session_id=pk_of(db, session_id), sequence__gt=after)
+    chosen = posts.filter(OneOf(F("state"), states)) if states else posts.none()
+    return [_value_of(row, session_id) for row in chosen.order_by("sequence").values(*_POST_COLUMNS)[:limit]]
+
+
 class DatabasePosts(DatabaseOperations):
     @writes
     def post(self, session_id: str, new: NewPost, most: int) -> PostValue:
@@ -492,14 +501,10 @@ class DatabasePosts(DatabaseOperations):
         self, session_id: str, *, states: Sequence[PostState], after: int, limit: int
     ) -> list[PostValue]:
         """Return the posts after a sequence."""
-        posts = PostRow.objects.using(self.db.alias).filter(
-            session_id=pk_of(self.db, session_id), sequence__gt=after
-        )
-        chosen = posts.filter(OneOf(F("state"), states)) if states else posts.none()
-        found = list(chosen.order_by("sequence").values(*_POST_COLUMNS)[:limit])
+        found = posts_of(self.db, session_id, states=states, after=after, limit=limit)
         if not found:
             session_key(self.db, session_id)
-        return [_value_of(row, session_id) for row in found]
+        return found
 
     @writes
     def withdraw(self, session_id: str, post_id: str) -> bool:

@@ -586,25 +586,62 @@ async def test_a_large_request_is_refused(chatting: Make) -> None:
     assert (response.status_code, json.loads(response.content)["code"]) == (413, "too_large")
 
 
+def _statements(site: Chatting, address: str, body: Any) -> list[str]:
+    """The statements of a request, which docs/chat-reference.md counts."""
+    with CaptureQueriesContext(connections[site.database.alias]) as queries:
+        response = async_to_sync(site.request)("POST", address, body)
+    assert response.status_code == 200, response.content
+    transactions = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
+    return [query["sql"] for query in queries if not query["sql"].startswith(transactions)]
+
+
 @pytest.mark.parametrize("begins", [True, False])
-def test_the_statements_of_a_message(chatting: Make, begins: bool) -> None:
+@pytest.mark.parametrize("history", [[], ["tool"]], ids=["", "results"])
+def test_the_statements_of_a_message(chatting: Make, begins: bool, history: list[str]) -> None:
     site = chatting()
     if not begins:
         async_to_sync(site.post)("t", "u0")
         site.drive("t")
-
-    def opened() -> Any:
-        return async_to_sync(site.request)("POST", "agui/", run_input("t"))
-
-    with CaptureQueriesContext(connections[site.database.alias]) as queries:
-        opened()
-    sent = [
-        query["sql"]
-        for query in queries
-        if not query["sql"].startswith(("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE"))
+    body = run_input("t")
+    body["messages"] = [
+        *({"id": "r", "role": role, "toolCallId": "c"} for role in history),
+        *body["messages"],
     ]
+    sent = _statements(site, "agui/", body)
     # SQLite stores a post with one statement more.
-    expected = (11 if begins else 6) + (site.database.vendor == "sqlite")
+    expected = (11 if begins else 6) + len(history) + (site.database.vendor == "sqlite")
+    assert len(sent) <= expected, "\n".join(sql[:150] for sql in sent)
+
+
+@pytest.mark.parametrize(
+    ("address", "client", "expected"),
+    [
+        ("agui/", {}, 8),
+        ("agui/", {"tools": [{"name": "x"}]}, 11),
+        ("ai/", {}, 8),
+        ("threads/t/calls/c/", {}, 5),
+    ],
+)
+def test_the_statements_of_an_answer(chatting: Make, address: str, client: Any, expected: int) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "May I?"})
+            step.ask_approval("c", "refund", {})
+
+    site = chatting(answer=answer)
+    async_to_sync(site.post)("t", "u1")
+    site.drive("t")
+    (call,) = async_to_sync(site.json)("GET", "threads/t/")["calls"]
+    messages = async_to_sync(site.json)("GET", "threads/t/?format=ai")["messages"]
+    (part,) = (part for part in messages[-1]["parts"] if "toolCallId" in part)
+    part |= {"state": "approval-responded", "approval": {**part["approval"], "approved": True}}
+    decision = {"approved": True, "digest": call["digest"]}
+    resume = [{"interruptId": "c", "status": "resolved", "payload": decision}]
+    body = {
+        "agui/": {"threadId": "t", "runId": "r", "messages": [], "resume": resume, **client},
+        "ai/": {"id": "t", "messages": messages},
+    }.get(address, decision)
+    sent = _statements(site, address, body)
     assert len(sent) <= expected, "\n".join(sql[:150] for sql in sent)
 
 

@@ -44,6 +44,7 @@ from helix_store.items import ItemLog
 from helix_store.models import Message as StoredMessage
 from helix_store.models import Post as StoredPost
 from helix_store.models import StreamChunk
+from helix_store.sessions.messages import posts_of
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 from helix_store.sessions.tool_calls import ToolCalls, current_call
 from helix_store.sessions.waiting import calls_of
@@ -127,7 +128,7 @@ def unanswered_calls(state: SessionState) -> dict[str, dict[str, Any]]:
 
 
 def open_calls(store: Store, state: SessionState) -> dict[str, dict[str, Any]]:
-    """Return the calls of a thread that somebody still has to answer, by id: none after the session has ended.
+    """Return the calls of a thread that somebody still has to answer, by id; none if the session has ended.
 
     An agent can write an answer to an approval into its own state. A person can still give one. This takes no
     statement unless the state holds an answer to an approval, and then one, or two if the answer may be the
@@ -174,13 +175,14 @@ def standing_of(store: Store, session_id: str) -> Standing:
 
 
 def _waiting_posts(store: Store, session_id: str) -> list[Post]:
+    """Return the posts that wait: none if there is no such thread, which the callers find out themselves."""
+    db = Database(store.alias, store.tenant)
     posts: list[Post] = []
-    cursor = None
     while True:
-        page = store.sessions.list_posts(session_id, limit=_PAGE, cursor=cursor)
-        posts += map(_with_id, page.items)
-        cursor = page.next_cursor
-        if cursor is None:
+        after = posts[-1].sequence if posts else 0
+        page = db.query(partial(posts_of, db, session_id, states=("waiting",), after=after, limit=_PAGE))
+        posts += map(_with_id, page)
+        if len(page) < _PAGE:
             return posts
 
 
@@ -391,11 +393,13 @@ def give_answers(
     calls: Mapping[str, dict[str, Any]],
     actor: Any,
     client: Mapping[str, Any] | None = None,
+    messages: Sequence[Message] = (),
 ) -> bool:
     """Store the answers to calls, and return whether any is new. Answers that are stored are left alone.
 
     ``calls`` are the `open_calls` of the state. ``client`` is what the client sent with the answers, for
-    `newest_client`. Raises `SessionEnded` if a call is open in a session that has ended.
+    `newest_client`, which needs the ``messages`` of the thread. Raises `SessionEnded` if a call is open in a
+    session that has ended.
     """
     has_new = False
     if has_ended(state):
@@ -416,7 +420,7 @@ def give_answers(
             raise NotPermitted(answer.call_id, "requester")
         if client and not has_new:
             # Before the answer, because the next turn may begin as soon as that is stored.
-            _keep_client(store, state.session_id, client)
+            _keep_client(store, state.session_id, client, messages)
         has_new = _give(store, state.session_id, answer, approval_id, actor=actor) or has_new
     return has_new
 
@@ -444,8 +448,10 @@ def client_of(message: Message) -> dict[str, Any]:
     return dict(own.get("client", {})) if isinstance(own, dict) else {}
 
 
-def _keep_client(store: Store, session_id: str, client: Mapping[str, Any]) -> None:
-    after = _answer_of(_newest_of_user(store, session_id))
+def _keep_client(
+    store: Store, session_id: str, client: Mapping[str, Any], messages: Sequence[Message]
+) -> None:
+    after = _answer_of(_last_of_user(messages) or {})
     _client_of_answers(store, session_id).put(_CLIENT, {"after": after, "client": dict(client)})
 
 
@@ -465,12 +471,14 @@ def _newest_of_user(store: Store, session_id: str) -> Message:
     last = _LOOK_BACK_FOR_USER
     while True:
         messages = _messages(store, session_id, last)
-        for message in reversed(messages):
-            if message.get("role") == "user":
-                return message
-        if len(messages) < last:
-            return {}
+        message = _last_of_user(messages)
+        if message is not None or len(messages) < last:
+            return message or {}
         last *= 10
+
+
+def _last_of_user(messages: Sequence[Message]) -> Message | None:
+    return next((message for message in reversed(messages) if message.get("role") == "user"), None)
 
 
 def _answer_of(message: Message) -> str | None:

@@ -276,31 +276,30 @@ class Views:
         client: Mapping[str, Any],
     ) -> Joined:
         """Store what a request says, and return the thread to follow."""
-        joined = None
+        has_new = False
         if message is not None and answers:
             answers = open_answers(who.store, session_id, answers)
         if answers:
-            # Before the answers are stored, so that the response has all that follows them.
-            joined = join(who.store, session_id)
+            # Before the answers are stored, so that the response has all that follows them. If there are new
+            # ones, they decide the standing.
+            joined = join(who.store, session_id, standing=Standing.RESTING)
+            thread = joined.thread
             has_new = give_answers(
                 who.store,
-                joined.thread.state,
+                thread.state,
                 answers,
-                calls=joined.thread.open_calls,
+                calls=thread.open_calls,
                 actor=who.actor,
                 client=client,
+                messages=thread.messages,
             )
             if has_new and message is None:
-                standing = standing_of(who.store, session_id)
                 # A driver may have been and gone. What it has said is in the stream.
-                standing = Standing.DUE if standing is Standing.RESTING else standing
-                if open_calls_left := unanswered_calls(joined.thread.state).keys() - {
-                    answer.call_id for answer in answers
-                }:
-                    standing = Standing.RESTING if open_calls_left else standing
-                return replace(joined, thread=replace(joined.thread, standing=standing))
+                left = unanswered_calls(thread.state).keys() - {answer.call_id for answer in answers}
+                standing = Standing.RESTING if left else Standing.DUE
+                return replace(joined, thread=replace(thread, standing=standing))
         if message is None:
-            return join(who.store, session_id) if joined is None else joined
+            return join(who.store, session_id)
         post, begun = post_message(
             self._chat,
             who.store,
@@ -313,7 +312,7 @@ class Views:
         )
         if begun is not None and post is not None:
             return new_thread(begun, post)
-        is_waiting = post is not None and post.state == "waiting" and joined is None
+        is_waiting = post is not None and post.state == "waiting" and not has_new
         return join(who.store, session_id, standing=Standing.DUE if is_waiting else None)
 
     def _stream(
