@@ -7,17 +7,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import FencedOutError, TurnInterrupted, announce_ready
 from helix_store.contrib.chat import driver, threads
-from helix_store.models import Stream
+from helix_store.models import Post, Stream
 from tests.chat.conftest import Chatting, run_input
 from tests.databases import CommittedDatabase
 
@@ -595,6 +597,148 @@ def test_a_message_that_arrives_during_a_turn_without_a_step_is_answered(chattin
     _begun(site)
     assert site.drive("t") is True
     assert answered == ["Hello", "And?"]
+
+
+class _Paying:
+    """An agent that asks for an approval, and whose turn after that ends without a step."""
+
+    def __init__(self, ending: str) -> None:
+        self.ending = ending
+        self.turns: list[list[str]] = []
+
+    def __call__(self, turn: Any, out: Any) -> None:
+        self.turns.append(list(turn.results))
+        if len(self.turns) == 1:
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "May I?"})
+                step.ask_approval("c", "pay", {"euros": 5})
+        elif len(self.turns) == 2:
+            out.text("Paying")
+            if self.ending == "failure":
+                raise ValueError("the payment service is down")
+            turn.session.store.request_interrupt(turn.session.id)
+            with turn.step():
+                pass
+        else:
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "Paid."})
+                step.end_turn()
+
+
+async def _approved(site: Chatting) -> None:
+    await site.post("t", "u1")
+    await sync_to_async(site.drive)("t")
+    (call,) = (await site.json("GET", "threads/t/"))["calls"]
+    given = {"approved": True, "digest": call["digest"]}
+    assert (await site.request("POST", "threads/t/calls/c/", given)).status_code == 200
+    await sync_to_async(site.drive)("t")
+
+
+@pytest.mark.parametrize(("ending", "outcome"), [("failure", "RUN_ERROR"), ("stop", "RUN_FINISHED")])
+async def test_a_turn_that_ends_without_a_step_after_an_approval_is_not_repeated(
+    chatting: Make, ending: str, outcome: str
+) -> None:
+    agent = _Paying(ending)
+    site = chatting(answer=agent)
+    await _approved(site)
+    await sync_to_async(site.drive)("t")
+    assert agent.turns == [[], ["c"]]
+    assert (await site.json("GET", "threads/t/"))["status"] != "running"
+    assert (await site.events("GET", "agui/t/"))[-1]["type"] == outcome
+    # The next turn still gets the answer.
+    await site.post("t", "u2", "And now?")
+    await sync_to_async(site.drive)("t")
+    assert agent.turns == [[], ["c"], ["c"]]
+    assert (await site.json("GET", "threads/t/"))["messages"][-1]["content"] == "Paid."
+
+
+async def test_an_answer_is_made_anew_after_a_turn_that_failed_with_an_approval(chatting: Make) -> None:
+    agent = _Paying("failure")
+    site = chatting(answer=agent)
+    await _approved(site)
+    await site.request("POST", "ai/", {"id": "t", "messages": [], "trigger": "regenerate-message"})
+    await sync_to_async(site.drive)("t")
+    assert agent.turns == [[], ["c"], []]
+
+
+def test_a_message_that_no_turn_can_receive_has_one_turn(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "", "tool_calls": [call]})
+        raise ValueError("the call has no result")
+
+    calls: list[int] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    async_to_sync(site.post)("t", "u2", "And now?")
+    site.drive("t")
+    assert (len(calls), len(site.session("t").posts().items)) == (2, 1)
+    site.drive("t")
+    assert len(calls) == 2
+    assert async_to_sync(site.events)("GET", "agui/t/")[-1]["type"] == "RUN_ERROR"
+    async_to_sync(site.post)("t", "u3", "Hello?")
+    site.drive("t")
+    assert len(calls) == 3
+
+
+def test_a_message_from_the_beginning_of_a_turn_that_failed_is_answered(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        answered.append(turn.messages()[-1]["content"])
+        if len(answered) == 1:
+            raise ValueError("nothing is stored")
+        _finish(turn, out)
+
+    answered: list[str] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    async_to_sync(site.post)("t", "u2", "And?")
+    # It arrived after the turn had looked for posts, and before its run began.
+    (run,) = site.store.sessions.list_runs(site.session("t").id)
+    Post.objects.using(site.database.alias).filter(
+        session__session_id=run.session_id, state="waiting"
+    ).update(posted_at=run.started_at - timedelta(milliseconds=1))
+    site.drive("t")
+    assert answered == ["Hello", "And?"]
+
+
+def test_a_crashed_thread_runs_again_when_somebody_asks_for_it(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        calls.append(1)
+        if len(calls) < 3:
+            raise ValueError("the model is down")
+        _finish(turn, out)
+
+    def run_again() -> None:
+        options = {"tenant": site.database.tenant, "database": site.database.alias}
+        call_command("helix_sessions", "run-again", site.session("t").id, **options, stdout=StringIO())
+
+    calls: list[int] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    for turns in (2, 3):
+        site.runs.clear()
+        run_again()
+        # The runner may be a queue: it only knows which thread to drive.
+        assert site.runs == [site.session("t").id]
+        for _ in range(2):
+            site.drive("t")
+            assert len(calls) == turns
+    assert _said(site)[-1] == ("assistant", "Done.")
+    run_again()
+    site.drive("t")
+    assert len(calls) == 3
+
+
+def _finish(turn: Any, out: Any) -> None:
+    with turn.step() as step:
+        step.say({"role": "assistant", "content": "Done."})
+        step.end_turn()
 
 
 def test_what_is_said_after_the_deletion_of_a_thread_is_not_stored(chatting: Make) -> None:

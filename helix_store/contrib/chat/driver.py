@@ -34,7 +34,7 @@ from helix_store import (
     conf,
 )
 from helix_store.contrib.chat.out import Out, told_error
-from helix_store.contrib.chat.threads import Standing, look_at, standing_of
+from helix_store.contrib.chat.threads import Standing, ask_again, look_at, standing_of
 from helix_store.contrib.chat.turns import ChatTurn
 from helix_store.core import validation
 from helix_store.core.limits import MAX_TITLE_BYTES
@@ -232,10 +232,12 @@ _chats: Final[dict[str, Driver]] = {}
 """The chats of the project by the beginning of their session ids."""
 
 
-def run_thread(*, session_id: str, tenant: str, using: str | None, **kwargs: Any) -> None:
+def run_thread(
+    *, session_id: str, tenant: str, using: str | None, reason: str | None = None, **kwargs: Any
+) -> None:
     """Have a thread driven by the runner of its chat.
 
-    A receiver of `session_posted`, `session_answered` and `session_ready`.
+    A receiver of `session_posted`, `session_answered` and `session_ready`, which has a ``reason``.
     Sessions that are no threads of a chat are left alone.
     """
     if not _THREAD.fullmatch(session_id):
@@ -245,8 +247,11 @@ def run_thread(*, session_id: str, tenant: str, using: str | None, **kwargs: Any
         # A process without requests, such as a command, has not imported the URLs, and with them the chats.
         len(get_resolver().url_patterns)
     chat = _chats.get(prefix)
-    if chat is not None:
-        chat.run(session_id, using, tenant)
+    if chat is None:
+        return
+    if reason == "again":
+        ask_again(Store(using, tenant=tenant), session_id)
+    chat.run(session_id, using, tenant)
 
 
 # --- The threads of this process that drive --------------------------------------------------------------

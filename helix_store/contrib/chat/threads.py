@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from django.db import transaction
 from django.db.models import Exists, OuterRef
@@ -44,7 +44,7 @@ from helix_store.items import ItemLog
 from helix_store.models import Message as StoredMessage
 from helix_store.models import Post as StoredPost
 from helix_store.models import StreamChunk
-from helix_store.sessions.messages import posts_of
+from helix_store.sessions.messages import has_open_calls, posts_of
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 from helix_store.sessions.tool_calls import ToolCalls, current_call
 from helix_store.sessions.waiting import calls_of
@@ -55,6 +55,7 @@ __all__ = [
     "Look",
     "Standing",
     "Thread",
+    "ask_again",
     "client_of",
     "give_answers",
     "has_ended",
@@ -80,6 +81,8 @@ _SECONDS_BETWEEN_TRIES: Final = 0.05
 _PAGE: Final = 200
 _LOOK_BACK: Final = 4
 _LOOK_BACK_FOR_USER: Final = 20
+_BROKEN_OFF: Final = (RunStatus.FAILED, RunStatus.INTERRUPTED)
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class Standing(Enum):
@@ -144,11 +147,15 @@ def open_calls(store: Store, state: SessionState) -> dict[str, dict[str, Any]]:
     return calls.unanswered | forged
 
 
+Arrival: TypeAlias = tuple[str, str]
+"""What a turn is for: ``post``, ``answer`` or ``again``, and the id of the post, the call or the run."""
+
+
 class Look(NamedTuple):
-    """Whether a thread is due, and the ids of the due posts and of the answers that wait to be taken."""
+    """Whether a thread is due, and what has arrived for its next turn."""
 
     standing: Standing
-    arrived: frozenset[tuple[str, str]]
+    arrived: frozenset[Arrival]
 
 
 def look_at(store: Store, session_id: str) -> Look:
@@ -157,16 +164,9 @@ def look_at(store: Store, session_id: str) -> Look:
     if state is None:
         raise SessionNotFound(session_id)
     posts = _waiting_posts(store, session_id)
-    runs = store.sessions.list_runs(session_id, limit=1)
-    now = datetime.now(UTC)
-    answered = state.pending_client_tool_calls.keys() - unanswered_calls(state).keys()
-    return Look(
-        _standing(store, state, posts, runs[0] if runs else None),
-        frozenset(
-            [("post", post.post_id) for post in posts if _is_due(post, now)]
-            + [("answer", call_id) for call_id in answered]
-        ),
-    )
+    run = _newest_run(store, session_id)
+    arrived = _arrived(store, state, posts, run)
+    return Look(_standing(store, state, run, arrived), arrived)
 
 
 def standing_of(store: Store, session_id: str) -> Standing:
@@ -239,9 +239,8 @@ def load_thread(
     posts = _waiting_posts(store, session_id) if has_posts else []
     run = None
     if standing is None:
-        runs = store.sessions.list_runs(session_id, limit=1)
-        run = runs[0] if runs else None
-        standing = _standing(store, state, posts, run)
+        run = _newest_run(store, session_id)
+        standing = _standing(store, state, run, _arrived(store, state, posts, run))
     # Last, so that the messages are never older than what the standing was decided on.
     messages = _messages(store, session_id)
     return Thread(
@@ -254,12 +253,19 @@ def load_thread(
     )
 
 
-def _standing(store: Store, state: SessionState, posts: Sequence[Post], run: Run | None) -> Standing:
+def _newest_run(store: Store, session_id: str) -> Run | None:
+    runs = store.sessions.list_runs(session_id, limit=1)
+    return runs[0] if runs else None
+
+
+def _standing(store: Store, state: SessionState, run: Run | None, arrived: Collection[Arrival]) -> Standing:
     """Decide whether a thread is due: the one definition of `drive`, of the addresses, and of a wake-up.
 
     A thread is due if a post is due, if its calls are answered, if its last run is running and nobody holds
     its lock, or if what stopped its last run does not any more: a budget that was raised or has a new period,
-    or an effect that was settled. As long as these would stop the next run too, the thread rests.
+    or an effect that was settled. As long as these would stop the next run too, the thread rests. It also
+    rests if its last run has failed or was stopped, until something arrives that this run did not have, or
+    somebody asks for another turn.
     """
     if has_ended(state) or (state.status == SessionStatus.PAUSED and state.suspension_kind is None):
         # A thread that somebody has paused waits for nothing that a client can give.
@@ -276,18 +282,68 @@ def _standing(store: Store, state: SessionState, posts: Sequence[Post], run: Run
             return Standing.RESTING if is_stopped else Standing.DUE
     if unanswered_calls(state):
         return Standing.RESTING
-    if state.pending_client_tool_calls:
-        return Standing.DUE
+    return Standing.DUE if arrived else Standing.RESTING
+
+
+def _arrived(store: Store, state: SessionState, posts: Sequence[Post], run: Run | None) -> frozenset[Arrival]:
+    """Return the due posts, the answers that wait to be taken, and the request for another turn."""
     now = datetime.now(UTC)
-    has_due_post = any(_is_due(post, now) for post in posts)
-    return Standing.DUE if has_due_post else Standing.RESTING
+    due: Sequence[Post] = [post for post in posts if _is_due(post, now)]
+    open_ids = unanswered_calls(state)
+    answered = {id: call for id, call in state.pending_client_tool_calls.items() if id not in open_ids}
+    is_asked_again = False
+    if run is not None and run.status in _BROKEN_OFF:
+        # It had what had arrived before it. A turn with the same would end in the same way, again and again.
+        due = [post for post in due if _due_at(post) >= run.started_at] or _receivable(store, state, due)
+        if state.suspension_kind is None:
+            answered = {id: call for id, call in answered.items() if _answered_at(call) >= run.started_at}
+        is_asked_again = _is_asked_again(store, run)
+    return frozenset(
+        [("post", post.post_id) for post in due]
+        + [("answer", call_id) for call_id in answered]
+        + ([("again", run.run_id)] if run is not None and is_asked_again else [])
+    )
+
+
+def _receivable(store: Store, state: SessionState, posts: Sequence[Post]) -> Sequence[Post]:
+    """Return the posts if a turn receives them as it begins: unless tool calls have no results."""
+    if not posts:
+        return posts
+    page = store.sessions.get_messages(state.session_id, limit=_PAGE, order="desc")
+    return [] if has_open_calls(page.messages) else posts
+
+
+def _answered_at(call: Any) -> datetime:
+    """Return the end of the millisecond in which a call was answered."""
+    at = call.get("submitted_at") if isinstance(call, dict) else None
+    return datetime.fromtimestamp((at + 1) / 1000, UTC) if isinstance(at, int) else _LONG_AGO
+
+
+def ask_again(store: Store, session_id: str) -> None:
+    """Make a thread due whose last run has failed or was stopped: somebody asks for another turn of it.
+
+    The request is for that run, so that the next one, whatever comes of it, has fulfilled it. It is stored,
+    because the runner of a chat may be a queue, which only knows which thread to drive. Safe to repeat.
+    """
+    run = _newest_run(store, session_id)
+    if run is not None and run.status in _BROKEN_OFF:
+        _own_items(store, session_id).put(_AGAIN, {"run": run.run_id})
+
+
+def _is_asked_again(store: Store, run: Run) -> bool:
+    request = _own_items(store, run.session_id).get(_AGAIN)
+    return request is not None and request.payload["run"] == run.run_id
 
 
 def _is_due(post: Post, now: datetime) -> bool:
-    if post.not_before is None:
-        return True
+    return post.not_before is None or _due_at(post) <= now
+
+
+def _due_at(post: Post) -> datetime:
     at = post.not_before
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)) <= now
+    if at is None:
+        return post.posted_at
+    return max(at if at.tzinfo else at.replace(tzinfo=UTC), post.posted_at)
 
 
 def newest_chunk(store: Store, session_id: str) -> tuple[int, dict[str, Any]]:
@@ -436,7 +492,7 @@ def newest_client(store: Store, session_id: str) -> dict[str, Any]:
     """Return what the client sent with the newest message of a user, or with an answer to a call after it."""
     message = _newest_of_user(store, session_id)
     client = client_of(message)
-    kept = _client_of_answers(store, session_id).get(_CLIENT)
+    kept = _own_items(store, session_id).get(_CLIENT)
     if kept is not None and kept.payload["after"] == _answer_of(message):
         client = dict(kept.payload["client"])
     return client
@@ -452,18 +508,20 @@ def _keep_client(
     store: Store, session_id: str, client: Mapping[str, Any], messages: Sequence[Message]
 ) -> None:
     after = _answer_of(_last_of_user(messages) or {})
-    _client_of_answers(store, session_id).put(_CLIENT, {"after": after, "client": dict(client)})
+    _own_items(store, session_id).put(_CLIENT, {"after": after, "client": dict(client)})
 
 
-def _client_of_answers(store: Store, session_id: str) -> ItemLog:
-    """Return the lane with what the client sent with its last answer to a call.
+def _own_items(store: Store, session_id: str) -> ItemLog:
+    """Return the lane of the chat itself: a request for another turn, and the client of the last answer.
 
-    Unlike a message, an answer has no place for it, and several answers of a request share it.
+    Unlike a message, an answer has no place for what the client sent, and several answers of a request share
+    it.
     """
     return store.items(session_id, "chat")
 
 
 _CLIENT: Final = "client"
+_AGAIN: Final = "again"
 
 
 def _newest_of_user(store: Store, session_id: str) -> Message:
