@@ -17,10 +17,11 @@ from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from helix_store import FencedOutError, TurnInterrupted, announce_ready
+from helix_store import FencedOutError, StoreUnavailable, TurnInterrupted, announce_ready
 from helix_store.contrib.chat import driver, threads
 from helix_store.models import Post, Stream
-from tests.chat.conftest import Chatting, run_input
+from helix_store.streams.manager import DatabaseStreamManager
+from tests.chat.conftest import Chatting, events_of, run_input
 from tests.databases import CommittedDatabase
 
 Make = Callable[..., Chatting]
@@ -217,6 +218,87 @@ def test_a_stopped_turn_takes_back_what_it_said(chatting: Make) -> None:
     assert [run.status for run in site.store.sessions.list_runs(site.session("t").id)] == ["interrupted"]
     assert [chunk["type"] for chunk in _chunks(site)][-2:] == ["reset", "end"]
     assert _said(site) == [("user", "Hello")]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_request_to_stop_that_comes_with_a_commit_breaks_no_answer(
+    chatting: Make, has_ended: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            out.text("Yes.")
+            turn.writer.flush()
+            # Nothing is left to be written before the commit, so only its chunk shows the request.
+            site.store.sessions.request_interrupt(turn.session.id, reason="enough")
+            site.store.streams.write_sync(turn.session.id, [{"type": "stop"}])
+            step.say({"role": "assistant", "content": "Yes."})
+            if has_ended:
+                step.end_turn()
+        reached.append(turn.is_active)
+        if turn.is_active:
+            out.text("More.")
+            turn.writer.flush()
+            reached.append("after a write")
+
+    reached: list[Any] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    assert reached == [not has_ended]
+    (run,) = site.store.sessions.list_runs(site.session("t").id)
+    assert run.status == ("completed" if has_ended else "interrupted")
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    assert _said(site) == [("user", "Hello"), ("assistant", "Yes.")]
+    outcome = async_to_sync(site.events)("GET", "agui/t/")[-1]
+    assert outcome["type"] == "RUN_FINISHED"
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+async def test_an_answer_is_complete_although_its_commit_is_not_written_to_the_stream(
+    chatting: Make, has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_once(self: Any, session_id: str, chunks: Any, **options: Any) -> int:
+        if any(chunk["type"] == "commit" for chunk in chunks) and not failures:
+            failures.append(1)
+            raise StoreUnavailable
+        return int(write(self, session_id, chunks, **options))
+
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            out.text("Well.")
+            step.say({"role": "assistant", "content": "Well."})
+            if has_ended:
+                step.end_turn()
+        if not has_ended:
+            out.text("Yes.")
+            turn.writer.flush()
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "Yes."})
+                step.end_turn()
+
+    failures: list[int] = []
+    write = DatabaseStreamManager.write_sync
+    monkeypatch.setattr(DatabaseStreamManager, "write_sync", fail_once)
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    response = await site.request("GET", "agui/t/")
+    body = response.streaming_content
+    text = await anext(body) + await anext(body)
+    await sync_to_async(site.drive)("t")
+    (run,) = await sync_to_async(site.store.sessions.list_runs)(site.session("t").id)
+    assert (failures, run.status) == ([1], "completed")
+    chunks = await sync_to_async(_chunks)(site)
+    steps = [chunk for chunk in chunks if chunk["type"] in ("step", "commit", "reset")]
+    kinds = [chunk["type"] for chunk in steps]
+    assert kinds == ["step", "commit"] if has_ended else ["step", "commit", "step", "commit"]
+    # The next step begins after the chunk that was written late, so that a reader finds its beginning.
+    assert all(chunk["s"] > steps[1]["s"] for chunk in steps[2:])
+    events = events_of(text + b"".join([part async for part in body]))
+    assert events[-1]["type"] == "RUN_FINISHED"
+    stored = (await site.json("GET", "threads/t/"))["messages"]
+    shown = [event["messages"] for event in events if event["type"] == "MESSAGES_SNAPSHOT"][-1]
+    assert [message["id"] for message in stored][: len(shown)] == [message["id"] for message in shown]
+    assert len(shown) >= 2
 
 
 def test_a_worker_that_has_lost_the_lock_is_refused(chatting: Make) -> None:

@@ -200,7 +200,8 @@ class Driver:
                 async_to_sync(self._answer)(turn, out)
             else:
                 self._answer(turn, out)
-            turn.writer.raise_error()
+            if turn.is_active:
+                turn.writer.raise_error()
         except EffectUnknown:
             raise  # The turn learns of an effect of its handle when it ends.
         except TurnInterrupted:

@@ -217,7 +217,18 @@ class Writer:
                 chunks, self._buffer = self._buffer, []
             if not chunks or self._is_over:
                 return
-            self._write([part for chunk in chunks for part in _split(chunk)])
+            parts = [part for chunk in chunks for part in _split(chunk)]
+            # A chunk that was kept may be before the next step, which begins after it.
+            begins = 1 + max((at for at, part in enumerate(parts) if part["type"] in BOUNDARIES), default=-1)
+            before, following = parts[:begins], parts[begins:]
+            if before:
+                try:
+                    self._write(before)
+                except BaseException:
+                    self._must_show |= bool(following)
+                    raise
+            if following:
+                self._write(following)
 
     aflush = async_twin(flush)
 
@@ -254,10 +265,11 @@ class Writer:
             if self._buffer:
                 _flusher.add(self, time.monotonic() + _LONGEST_INTERVAL)
             return
-        try:
-            self._flush_if_due()
-        except Exception as exc:  # noqa: BLE001  the next call of the agent raises it
-            self._error = exc
+        with self._only_writer():
+            try:
+                self._flush_if_due()
+            except Exception as exc:  # noqa: BLE001  the next call of the agent raises it
+                self._error = exc
 
     def _write(self, chunks: Sequence[dict[str, Any]]) -> None:
         begun = time.monotonic()
@@ -330,15 +342,35 @@ class Writer:
             self._put({"type": "reset"})
 
     def committed(self, chunk: Mapping[str, Any], *, is_shown: bool) -> None:
-        """Tell readers that the step is stored; unless ``is_shown``, they load it."""
+        """Tell readers that the step is stored; unless ``is_shown``, they load it.
+
+        No error of the stream leaves the step, which is stored: the next write and the next step find a
+        request to stop, and a chunk that could not be written is written with the next one.
+        """
         with self._lock:
             must_show = self._must_show or not is_shown
             self._open.clear()
             self._said.clear()
             self._step_is_open = self._must_show = False
             self.step_number += 1
-        self._put({"type": "commit", "snapshot": must_show, **chunk})
-        self.flush()
+        commit = {"type": "commit", "snapshot": must_show, **chunk}
+        with self._only_writer():
+            last, self._error = self._last, None
+            self._put(commit)
+            try:
+                self.flush()
+            except Exception:
+                if self._last != last:
+                    # It is written. What was found after that is found again by the next write.
+                    self._looks_at = 0.0
+                    return
+                if self._connection.in_atomic_block:
+                    # The error may have broken the caller's transaction, and with it the step.
+                    raise
+                _logger.warning("A commit was not written to the stream yet.", exc_info=True)
+                with self._lock:
+                    self._buffer.insert(0, {**commit, "snapshot": True})
+                    self._must_show = False
 
     def forget(self) -> None:
         """Expect that the caller's transaction may be rolled back, and with it the step that it holds."""
