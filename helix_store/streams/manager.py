@@ -537,15 +537,27 @@ class StreamManagerBase:
         session, until that session is created again or the tombstone of the erasure is gone.
         """
         validation.identifier(stream_id, "stream_id")
-        writer = NewWriter(
+        writer = self._new_writer(run_id, agent_name)
+        fence = guard(fencing_token=fencing_token)
+        await self._backend.call(partial(self._backend.open, stream_id, writer, fence))
+        return StreamWriter(self._backend, stream_id, writer, guard=fence, limits=self.limits)
+
+    def _open_without_writer(self, stream_id: str, run_id: str, agent_name: str) -> None:
+        """Create a stream from synchronous code, as `create_writer` and `StreamWriter.close` do.
+
+        It uses no executor: an executor refuses work while its process ends.
+        """
+        writer = self._new_writer(run_id, agent_name)
+        self._backend.open(stream_id, writer, guard(fencing_token=None))
+        self._backend.release(stream_id, writer)
+
+    def _new_writer(self, run_id: str, agent_name: str) -> NewWriter:
+        return NewWriter(
             writer_id=uuid.uuid4().hex,
             run_id=validation.identifier(run_id, "run_id"),
             agent_name=validation.identifier(agent_name, "agent_name"),
             lease_ms=max(1, int(1000 * (self._writer_lease or conf.stream_options().writer_lease))),
         )
-        fence = guard(fencing_token=fencing_token)
-        await self._backend.call(partial(self._backend.open, stream_id, writer, fence))
-        return StreamWriter(self._backend, stream_id, writer, guard=fence, limits=self.limits)
 
     def write_sync(
         self, stream_id: str, chunks: Iterable[dict[str, Any]], *, fencing_token: int | None = None

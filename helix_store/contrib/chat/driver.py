@@ -12,9 +12,10 @@ import logging
 import os
 import re
 import threading
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -40,7 +41,7 @@ from helix_store.core import validation
 from helix_store.core.limits import MAX_TITLE_BYTES
 from helix_store.engine.async_twins import async_twin, is_async
 
-__all__ = ["Answer", "Driver", "Pool", "run_thread"]
+__all__ = ["Answer", "Driver", "Pool", "run_thread", "wait_for_turns"]
 
 Answer: TypeAlias = Callable[[Any, Out], Any]
 """One turn of the agent, ``answer(turn, out)``, or a coroutine function."""
@@ -138,13 +139,17 @@ class Driver:
     def drive(self, session_id: str, *, using: str | None = None, tenant: str = "") -> bool:
         """Take turns until nothing is due. Return false at once if somebody else drives the thread.
 
-        Safe to repeat, and the body of a task of your queue. An exception of the agent ends the run as failed
-        and is logged: clients are told, and the next message starts another turn.
+        Also return false if the process ends: the next one goes on. Safe to repeat, and the body of a task of
+        your queue. An exception of the agent ends the run as failed and is logged: clients are told, and the
+        next message starts another turn.
         """
         store = self._store(using, tenant)
         try:
             look = look_at(store, session_id)
             while look.standing.is_due:
+                if not threading.main_thread().is_alive():
+                    # The process ends, and with it the turn would. The next process takes it.
+                    return False
                 has_stored = self._take_turn(store, session_id)
                 before, look = look, look_at(store, session_id)
                 # Another turn only makes sense after this one has changed something, or somebody else has.
@@ -178,8 +183,14 @@ class Driver:
                 if turn.run is None:
                     return False
                 is_stopped = True
-                self._call(turn)
+                with _abandoned_at_the_end():
+                    self._call(turn)
                 is_stopped = turn.stopped_by is not None
+        except _ProcessEnds:
+            _logger.info(
+                "The process ends, and the next one goes on with a thread of %r.", self, exc_info=True
+            )
+            return False
         except (FencedOutError, LockLostError) as exc:
             _logger.warning("Another worker has taken over a thread of %r (%s).", self, exc.code)
             return False
@@ -223,6 +234,37 @@ class Driver:
             _logger.warning("The end of a turn was not written to the stream.", exc_info=True)
 
 
+class _ProcessEnds(LockLostError):
+    """The turn is abandoned, because its process ends. Its run stays running, as that of a killed worker."""
+
+
+@contextmanager
+def _abandoned_at_the_end() -> Iterator[None]:
+    """Abandon a turn that raises an error while the process ends: it may be the end that causes the error."""
+    try:
+        yield
+    except TurnInterrupted:
+        raise
+    except Exception as exc:
+        if _process_ends():
+            raise _ProcessEnds("The process ends.") from exc
+        raise
+
+
+def _process_ends() -> bool:
+    """Return whether the interpreter of this process has begun to end."""
+    if not threading.main_thread().is_alive():
+        return True
+    # Executors refuse work before the main thread has ended: until then, it waits for their threads.
+    executor = ThreadPoolExecutor(max_workers=1)
+    try:
+        executor.submit(int)
+    except RuntimeError:
+        return True
+    executor.shutdown(wait=False)
+    return False
+
+
 def _storable(title: str) -> str:
     """Return a title without what a message can hold and a title cannot: NUL, lone surrogates, long text."""
     title = title.encode("utf-8", "ignore").decode().replace("\0", "")
@@ -262,7 +304,8 @@ class Pool:
     """A bounded pool of threads, which start when there is work and end after a minute without it.
 
     The threads do not keep a process from ending: at its end, it waits some seconds for them, and abandons
-    the turns that last longer, as if the process had been killed.
+    the turns that last longer, as if the process had been killed. A command that starts turns waits for all
+    of them before that.
     """
 
     def __init__(self, *, idle_seconds: float = _IDLE_SECONDS) -> None:
@@ -271,7 +314,8 @@ class Pool:
 
     def _reset(self) -> None:
         self._process = os.getpid()
-        self._condition = threading.Condition()
+        lock = threading.RLock()
+        self._condition, self._has_ended_work = threading.Condition(lock), threading.Condition(lock)
         self._queue: deque[tuple[tuple[object, ...], Callable[[], object]]] = deque()
         self._queued: set[tuple[object, ...]] = set()
         self._threads: set[threading.Thread] = set()
@@ -313,11 +357,13 @@ class Pool:
         except BaseException:
             with self._condition:
                 self._threads.discard(threading.current_thread())
+                self._has_ended_work.notify_all()
             raise
 
     def _next(self) -> Callable[[], object] | None:
         with self._condition:
             self._idle += 1
+            self._has_ended_work.notify_all()
             has_work = self._condition.wait_for(lambda: self._queue, self._idle_seconds)
             self._idle -= 1
             if not has_work:
@@ -328,16 +374,27 @@ class Pool:
             self._queued.discard(key)
             return call
 
+    def wait(self, seconds: float) -> bool:
+        """Wait until nothing is left to do, and return false if there still is after some seconds."""
+        if self._process != os.getpid():
+            return True
+        with self._condition:
+            return self._has_ended_work.wait_for(
+                lambda: not self._queue and self._idle == len(self._threads), seconds
+            )
+
     def _finish(self, process: int) -> None:
-        if process != os.getpid() or self._process != process:
-            return
-        until = time.monotonic() + _LAST_SECONDS
-        while time.monotonic() < until:
-            with self._condition:
-                if not self._queue and self._idle == len(self._threads):
-                    return
-            time.sleep(0.02)
+        if process == os.getpid():
+            self.wait(_LAST_SECONDS)
 
 
 _pool: Final = Pool()
 """The pool of this process, for all of its chats."""
+
+
+def wait_for_turns(seconds: float) -> bool:
+    """Wait for the turns that the pool of this process takes. Return false if one still runs after that.
+
+    For a command that starts turns, because its process ends after it.
+    """
+    return _pool.wait(seconds)

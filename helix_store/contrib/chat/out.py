@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.db import connections
 
@@ -50,12 +49,7 @@ def told_error(error: BaseException) -> str:
 
 def open_stream(store: Store, session_id: str, agent_type: str) -> None:
     """Create the stream of a thread. It stays open between turns, without a writer that has to be alive."""
-
-    async def create() -> None:
-        writer = await store.streams.create_writer(session_id, session_id, agent_type)
-        await writer.close()
-
-    async_to_sync(create)()
+    store.streams._open_without_writer(session_id, session_id, agent_type)
 
 
 @dataclass(slots=True)

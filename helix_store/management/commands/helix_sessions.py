@@ -9,6 +9,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Final, get_args
 
+from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError
 
@@ -69,6 +70,7 @@ _STATUSES = [status.value for status in SessionStatus]
 _POST_STATES: Final = get_args(PostState)
 _EFFECT_STATES: Final = get_args(EffectState)
 _POSTS_AT_ONCE: Final = 200
+_SECONDS_BETWEEN_LOOKS: Final = 0.2
 _POST_COLUMNS: Final = (
     *POST_COLUMNS[:2],
     Column("state", attrgetter("state"), cut="never"),
@@ -292,6 +294,12 @@ class Command(ActingCommand):
         chosen = {"using": options["database"], "tenant": options["tenant"], "limit": options["limit"]}
         announced = announce_due_posts(**chosen)
         self.write_data({"announced": announced, "ready": announce_ready(**chosen)})
+        if apps.is_installed("helix_store.contrib.chat"):
+            from helix_store.contrib.chat.driver import wait_for_turns
+
+            # Without a runner, the turns of chats have begun in this process. A signal ends the wait.
+            while not (self.stop.is_set() or wait_for_turns(_SECONDS_BETWEEN_LOOKS)):
+                pass
 
     def target(
         self, action: SessionAction, options: Mapping[str, Any], *, is_whole: bool
