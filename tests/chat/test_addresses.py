@@ -36,7 +36,7 @@ from helix_store import (
     UnsupportedIsolation,
 )
 from helix_store.contrib.chat.requests import Answered, error_response
-from helix_store.contrib.chat.threads import give_answers
+from helix_store.contrib.chat.threads import give_answers, unanswered_calls
 from tests.chat.conftest import Chatting, events_of, run_input
 
 Make = Callable[..., Chatting]
@@ -485,7 +485,9 @@ async def test_calls_of_a_thread_that_has_ended_are_gone(
     # The session may end after a request has loaded it.
     answered = Answered(call_id="c", path="", **(decision if is_approval else {"result": 4}))
     with pytest.raises(SessionEnded):
-        await sync_to_async(give_answers)(site.store, before, [answered], actor="ann")
+        await sync_to_async(give_answers)(
+            site.store, before, [answered], calls=unanswered_calls(before), actor="ann"
+        )
 
 
 async def test_an_answer_that_is_repeated_after_the_end_joins(chatting: Make) -> None:
