@@ -542,15 +542,6 @@ class StreamManagerBase:
         await self._backend.call(partial(self._backend.open, stream_id, writer, fence))
         return StreamWriter(self._backend, stream_id, writer, guard=fence, limits=self.limits)
 
-    def _open_without_writer(self, stream_id: str, run_id: str, agent_name: str) -> None:
-        """Create a stream from synchronous code, as `create_writer` and `StreamWriter.close` do.
-
-        It uses no executor: an executor refuses work while its process ends.
-        """
-        writer = self._new_writer(run_id, agent_name)
-        self._backend.open(stream_id, writer, guard(fencing_token=None))
-        self._backend.release(stream_id, writer)
-
     def _new_writer(self, run_id: str, agent_name: str) -> NewWriter:
         return NewWriter(
             writer_id=uuid.uuid4().hex,
@@ -687,6 +678,16 @@ async def _chunks_of(reader: ResumableReader) -> AsyncIterator[dict[str, Any]]:
     async with aclosing(reader):
         async for stored in reader:
             yield stored.chunk
+
+
+def open_without_writer(streams: StreamManagerBase, stream_id: str, run_id: str, agent_name: str) -> None:
+    """Create a stream from synchronous code, as `create_writer` and `StreamWriter.close` do.
+
+    It uses no executor: an executor refuses work while its process ends.
+    """
+    writer = streams._new_writer(run_id, agent_name)
+    streams._backend.open(stream_id, writer, guard(fencing_token=None))
+    streams._backend.release(stream_id, writer)
 
 
 class DatabaseStreamManager(StreamManagerBase):

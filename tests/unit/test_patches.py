@@ -163,10 +163,9 @@ def test_numbers_keep_their_type() -> None:
 def test_a_document_of_another_type_is_neither_changed_nor_returned() -> None:
     document = OrderedDict(a=1)
 
-    with pytest.raises(PatchError):
-        apply_patches(document, [add("/b", 2)])
-    with pytest.raises(InvalidPayload):
-        apply_patches(document, [])
+    for patches in ([add("/b", 2)], []):
+        with pytest.raises(InvalidPayload):
+            apply_patches(document, patches)
     assert document == {"a": 1}
 
 

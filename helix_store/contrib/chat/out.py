@@ -22,6 +22,7 @@ from helix_store.contrib.chat.stored import ADDED, OWN, as_text, called, entries
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import async_twin
 from helix_store.stores.step import may_wait_here
+from helix_store.streams.manager import open_without_writer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,7 +50,7 @@ def told_error(error: BaseException) -> str:
 
 def open_stream(store: Store, session_id: str, agent_type: str) -> None:
     """Create the stream of a thread. It stays open between turns, without a writer that has to be alive."""
-    store.streams._open_without_writer(session_id, session_id, agent_type)
+    open_without_writer(store.streams, session_id, session_id, agent_type)
 
 
 @dataclass(slots=True)
