@@ -31,6 +31,7 @@ LEFT_OUT: Final[dict[str, str]] = {
     "tests/admin/test_two_windows.py": "the admin in a browser",
     "tests/chat/test_campaign.py": "connections and servers cut at random",
     "tests/chat/test_clients.py": "released clients of both protocols in Node",
+    "tests/chat/test_ending.py": "processes that end",
     "tests/chat/test_quick_start.py": "a project made from docs/chat.md",
     "tests/chat/test_validator.py": "the validator of AG-UI on a live server",
     "tests/checkpointers/test_concurrent_writers.py": "races of processes",
