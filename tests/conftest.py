@@ -76,6 +76,7 @@ settings_of_hypothesis.load_profile("shared machine")
 
 _SHARING_FIXTURES: Final = (
     "tests/cleanup/test_plans.py",
+    "tests/commands/test_databases_of_the_app.py",
     "tests/contract/test_the_suite.py",
     "tests/database/test_usage_statements.py",
     "tests/deployments/contracts/",
