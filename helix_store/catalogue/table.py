@@ -499,7 +499,7 @@ def has_constraint(relation: Any) -> bool:
 
 
 def references_to_sessions() -> list[Any]:
-    """Return the foreign keys to sessions whose rows remain when a session is deleted."""
+    """Return the foreign keys to sessions without ``CASCADE``: deleting a session leaves their rows."""
     return [relation for relation in references_to(Session) if relation.on_delete is not CASCADE]
 
 

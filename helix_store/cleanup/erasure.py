@@ -411,8 +411,8 @@ def row_counts(db: Database, keys: Collection[int], streams: Collection[DoomedSt
 
 
 class PageForecast(NamedTuple):
-    """The rows that are deleted with the trees of a page, the number of these trees, and the roots of trees
-    that are kept because they are in use, or because a foreign key of another app protects them.
+    """What happens to the trees of a page: the rows and the number of trees that are deleted, and the roots
+    of those that are kept because they are in use or protected by a foreign key of another app.
     """
 
     deleted: Rows

@@ -403,7 +403,7 @@ def merge_checked(
 
 
 def _require_json(value: Any) -> None:
-    """Raise `InvalidPayload` for a value that no copy of it could end with, such as a cycle."""
+    """Raise `InvalidPayload` for a value that is no JSON: copying a cycle would never end."""
     check_value(value, limit=_MOST_BYTES, path="")
 
 

@@ -787,6 +787,26 @@ def test_a_message_from_the_beginning_of_a_turn_that_failed_is_answered(chatting
     assert answered == ["Hello", "And?"]
 
 
+def test_a_thread_whose_agent_writes_an_answer_beyond_the_calendar_rests_after_a_failure(
+    chatting: Make,
+) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        if turn.results:
+            raise TimeoutError("no answer")
+        with turn.step() as step:
+            step.ask_approval("pay", "pay", {"eur": 1})
+
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    session = site.session("t")
+    site.store.sessions.submit_tool_result(session.id, "pay", approved=True, approval_id="pay")
+    session.update(lambda state: state.pending_client_tool_calls["pay"].update(submitted_at=10**17))
+    for _ in range(2):
+        site.drive("t")
+        assert len(site.store.sessions.list_runs(session.id)) == 2
+
+
 def test_a_crashed_thread_runs_again_when_somebody_asks_for_it(chatting: Make) -> None:
     def answer(turn: Any, out: Any) -> None:
         calls.append(1)

@@ -201,6 +201,16 @@ def test_rest_does_not_depend_on_the_clock_of_a_worker(
         assert turn.is_active
 
 
+def require_one_more_turn(world: World, session: Any) -> None:
+    """The session wakes up for one turn, and then it is at rest."""
+    with world.turn(session) as turn:
+        assert turn.is_active
+        with turn.step() as step:
+            step.end_turn()
+    with world.turn(session) as turn:
+        assert not turn.is_active
+
+
 def test_an_effect_that_is_settled_during_the_last_turn_has_arrived(own_world: World) -> None:
     session = own_world.new_session()
     session.say(HELLO)
@@ -223,12 +233,7 @@ def test_an_effect_that_is_settled_during_the_last_turn_has_arrived(own_world: W
         with turn.step() as step:
             step.end_turn()
     # It was left unknown by an earlier run.
-    with own_world.turn(session) as turn:
-        assert turn.is_active
-        with turn.step() as step:
-            step.end_turn()
-    with own_world.turn(session) as turn:
-        assert not turn.is_active
+    require_one_more_turn(own_world, session)
 
 
 def killed(world: World) -> None:
@@ -255,12 +260,7 @@ def test_an_effect_that_was_left_without_an_exception_arrives_too(
         assert own_world.own.settle_effect("session", "pay", done=True)
         step.end_turn()
     assert own_world.own.list_effects("session")[0].error is None
-    with own_world.turn(session) as turn:
-        assert turn.is_active
-        with turn.step() as step:
-            step.end_turn()
-    with own_world.turn(session) as turn:
-        assert not turn.is_active
+    require_one_more_turn(own_world, session)
 
 
 def test_an_effect_that_the_last_turn_has_reconciled_itself_does_not_arrive(own_world: World) -> None:

@@ -39,6 +39,7 @@ from helix_store.contrib.chat.requests import Answered, NewMessage, Refusal, ref
 from helix_store.contrib.chat.stored import OWN, entries, id_at, id_of_post, may_be_given, own_id
 from helix_store.core.payloads import decode
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointHead
+from helix_store.core.validation import milliseconds_to_datetime
 from helix_store.engine.database import Database
 from helix_store.items import ItemLog
 from helix_store.models import Message as StoredMessage
@@ -291,17 +292,16 @@ def _arrived(store: Store, state: SessionState, posts: Sequence[Post], run: Run 
     due: Sequence[Post] = [post for post in posts if _is_due(post, now)]
     open_ids = unanswered_calls(state)
     answered = {id: call for id, call in state.pending_client_tool_calls.items() if id not in open_ids}
-    is_asked_again = False
+    again: list[Arrival] = []
     if run is not None and run.status in _BROKEN_OFF:
         # It had what had arrived before it. A turn with the same would end in the same way, again and again.
         due = [post for post in due if _due_at(post) >= run.started_at] or _receivable(store, state, due)
         if state.suspension_kind is None:
             answered = {id: call for id, call in answered.items() if _answered_at(call) >= run.started_at}
-        is_asked_again = _is_asked_again(store, run)
+        if _is_asked_again(store, run):
+            again = [("again", run.run_id)]
     return frozenset(
-        [("post", post.post_id) for post in due]
-        + [("answer", call_id) for call_id in answered]
-        + ([("again", run.run_id)] if run is not None and is_asked_again else [])
+        [*(("post", post.post_id) for post in due), *(("answer", call_id) for call_id in answered), *again]
     )
 
 
@@ -314,9 +314,15 @@ def _receivable(store: Store, state: SessionState, posts: Sequence[Post]) -> Seq
 
 
 def _answered_at(call: Any) -> datetime:
-    """Return the end of the millisecond in which a call was answered."""
+    """Return the end of the millisecond in which a call was answered; long ago if the state has no such time.
+
+    An agent can write anything there.
+    """
     at = call.get("submitted_at") if isinstance(call, dict) else None
-    return datetime.fromtimestamp((at + 1) / 1000, UTC) if isinstance(at, int) else _LONG_AGO
+    try:
+        return milliseconds_to_datetime(at + 1) if isinstance(at, int) else _LONG_AGO
+    except OverflowError:
+        return _LONG_AGO
 
 
 def ask_again(store: Store, session_id: str) -> None:
