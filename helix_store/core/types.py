@@ -229,6 +229,8 @@ class Loaded(NamedTuple):
     """The values that a resume has returned and cleared, by the name of their field."""
     has_posts: bool = True
     """False if no posts could be due when the state was read."""
+    has_waiting_posts: bool = True
+    """False if no posts were waiting when the state was read, neither due ones nor later ones."""
     is_capped: bool = True
     """False if no budgets could apply to the session when the state was read."""
     intent: str | None = None

@@ -29,6 +29,7 @@ from django.db.models import QuerySet, Subquery
 from helix_store import conf
 from helix_store.core import moments
 from helix_store.core.ids import tombstone_digest
+from helix_store.core.payloads import encode
 from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.core.validation import Guard
 from helix_store.engine.database import Database, refuse_moved
@@ -43,7 +44,7 @@ from helix_store.engine.expressions import (
 from helix_store.exceptions import SessionNotFound
 from helix_store.locks import hold_fence
 from helix_store.models import Session, Tombstone
-from helix_store.sessions.statements import SESSION_BY_ID, TOUCH_SESSION
+from helix_store.sessions.statements import ROOT_WITH_CALL, SESSION_BY_ID, TOUCH_SESSION
 from helix_store.signals import announce, signals_of_status
 
 R = TypeVar("R")
@@ -176,16 +177,30 @@ def lock_known_session(
     return _checked_head(db, lock_row, session_id, guard, more_columns)
 
 
+def lock_root_with_call(
+    db: Database, session_id: str, tool_call_id: str, *more_columns: str
+) -> Session | None:
+    """Lock a session that is the root of its tree and owns a call, or return ``None`` if it does not."""
+    entry = encode({tool_call_id: session_id})[1:-1]
+    return _checked_head(db, lock_row, session_id, None, more_columns, is_root_with=entry)
+
+
 def _checked_head(
     db: Database,
     lock: Callable[..., tuple[Any, ...] | None],
     session_id: str,
     guard: Guard | None,
     more_columns: tuple[str, ...],
+    *,
+    is_root_with: str | None = None,
 ) -> Session | None:
     names = _in_order(_LOCKED_COLUMNS + more_columns)
     parameters = {"tenant": db.tenant, "session_id": session_id}
-    row = lock(db, Session, names, SESSION_BY_ID, parameters)
+    condition = SESSION_BY_ID
+    if is_root_with is not None:
+        condition = ROOT_WITH_CALL
+        parameters["owned"] = f",{is_root_with}"
+    row = lock(db, Session, names, condition, parameters)
     if row is None:
         return None
     head = Session.from_db(db.alias, names, row)

@@ -720,7 +720,8 @@ def current_state(
         live = LiveDecisions(columns.get("live_decisions"))
         fields["pending_client_tool_calls"] = current_calls(fields["pending_client_tool_calls"], live)
     state = SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
-    set_loaded(state, has_posts=columns.get("next_post_at") is not None)
+    has_posts = columns.get("next_post_at") is not None
+    set_loaded(state, has_posts=has_posts, has_waiting_posts=has_posts)
     return state
 
 

@@ -62,6 +62,13 @@ def session_by_id(alias: str = "", *, session_id: str = "session_id") -> str:
 
 SESSION_BY_ID: Final = session_by_id()
 
+_OWNERSHIP: Final = "(',' || substr(client_tool_call_ownership, 2))"
+ROOT_WITH_CALL: Final = f"""{SESSION_BY_ID} AND COALESCE(root_session_id, session_id) = session_id
+    AND replace({_OWNERSHIP}, %(owned)s, '') <> {_OWNERSHIP}"""
+"""The session is the root of its tree, and ``owned``, a comma and an entry, is in its record of owners.
+
+JSON escapes quotes, so no key or value of the record can hold the text of an entry."""
+
 
 # --- Reads -----------------------------------------------------------------------------------------
 

@@ -618,10 +618,10 @@ def test_the_statements_of_a_message(chatting: Make, begins: bool, history: list
 @pytest.mark.parametrize(
     ("address", "client", "expected"),
     [
-        ("agui/", {}, 8),
-        ("agui/", {"tools": [{"name": "x"}]}, 11),
-        ("ai/", {}, 8),
-        ("threads/t/calls/c/", {}, 5),
+        ("agui/", {}, 6),
+        ("agui/", {"tools": [{"name": "x"}]}, 9),
+        ("ai/", {}, 6),
+        ("threads/t/calls/c/", {}, 4),
     ],
 )
 def test_the_statements_of_an_answer(chatting: Make, address: str, client: Any, expected: int) -> None:

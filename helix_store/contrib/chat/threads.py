@@ -47,6 +47,7 @@ from helix_store.models import Post as StoredPost
 from helix_store.models import StreamChunk
 from helix_store.sessions.messages import has_open_calls, posts_of
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
+from helix_store.sessions.state import loaded_of
 from helix_store.sessions.tool_calls import ToolCalls, current_call
 from helix_store.sessions.waiting import calls_of
 from helix_store.stores.conditions import conditions_of_ids
@@ -164,7 +165,7 @@ def look_at(store: Store, session_id: str) -> Look:
     state = store.sessions.load_state(session_id)
     if state is None:
         raise SessionNotFound(session_id)
-    posts = _waiting_posts(store, session_id)
+    posts = _posts_of(store, state)
     run = _newest_run(store, session_id)
     arrived = _arrived(store, state, posts, run)
     return Look(_standing(store, state, run, arrived), arrived)
@@ -173,6 +174,11 @@ def look_at(store: Store, session_id: str) -> Look:
 def standing_of(store: Store, session_id: str) -> Standing:
     """Return whether a thread is due. Raises `SessionNotFound`."""
     return look_at(store, session_id).standing
+
+
+def _posts_of(store: Store, state: SessionState) -> list[Post]:
+    """Return the posts that wait. No statement if there were none when the state was read."""
+    return _waiting_posts(store, state.session_id) if loaded_of(state).has_waiting_posts else []
 
 
 def _waiting_posts(store: Store, session_id: str) -> list[Post]:
@@ -227,9 +233,7 @@ def _posts_at(store: Store, session_id: str, first: int) -> dict[int, str]:
     return dict(Database(store.alias, store.tenant).query(partial(list, rows)))
 
 
-def load_thread(
-    store: Store, session_id: str, *, standing: Standing | None = None, has_posts: bool = True
-) -> Thread:
+def load_thread(store: Store, session_id: str, *, standing: Standing | None = None) -> Thread:
     """Read a thread. Pass its ``standing`` if it is known, to save the statements that find it out.
 
     Raises `SessionNotFound`.
@@ -237,7 +241,7 @@ def load_thread(
     state = store.sessions.load_state(session_id)
     if state is None:
         raise SessionNotFound(session_id)
-    posts = _waiting_posts(store, session_id) if has_posts else []
+    posts = _posts_of(store, state)
     run = None
     if standing is None:
         run = _newest_run(store, session_id)

@@ -86,3 +86,13 @@ class OwnershipContract(StoreTests):
         store.restore_checkpoint("root", commit.checkpoint_id)
         assert loaded(store, "root").client_tool_call_ownership == {"call-1": "child"}
         assert store.submit_tool_result("root", "call-1", result=1).session_id == "child"
+
+    def test_an_id_that_reads_like_an_entry_of_the_record_takes_no_call_from_its_owner(
+        self, store: StateStore
+    ) -> None:
+        create_family(store)
+        store.add_pending_tool_calls("child", {"c": ASK})
+        for disguised in ('a,"c":"root"', ',"c":"root"', 'a\',"c":"root"', '\\,"c":"root"'):
+            store.add_pending_tool_calls("root", {disguised: ASK})
+        assert store.submit_tool_result("root", "c", result=1).session_id == "child"
+        assert store.submit_tool_result("root", ',"c":"root"', result=1).session_id == "root"
