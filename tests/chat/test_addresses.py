@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from helix_store import (
     TenantMoved,
     UnsupportedIsolation,
 )
+from helix_store.contrib.chat.reading import join, open_reasoning
 from helix_store.contrib.chat.requests import Answered, error_response
 from helix_store.contrib.chat.threads import give_answers, unanswered_calls
 from tests.chat.conftest import Chatting, events_of, run_input
@@ -707,3 +709,27 @@ async def test_a_client_that_comes_back_drops_reasoning_that_was_not_stored(chat
     shown = [event["messages"] for event in events if event["type"] == "MESSAGES_SNAPSHOT"]
     assert [[message["role"] for message in each] for each in shown] == [[], ["assistant"], [], ["user"]]
     assert events[-1]["type"] == "RUN_ERROR"
+
+
+def test_a_client_that_comes_to_a_step_whose_first_chunks_were_pruned_begins_with_the_others(
+    chatting: Make,
+) -> None:
+    found: list[list[str]] = []
+
+    def answer(turn: Any, out: Any) -> None:
+        for number in range(5):
+            out.reasoning(f"{number} ")
+            turn.writer.flush()
+        store = site.chat.store(site.database.tenant)
+        joined = join(store, turn.session.id)
+        async_to_sync(store.streams.prune)(older_than=timedelta(0), keep_chunks=2)
+        with pytest.raises(StreamTruncated):
+            store.streams.read_after(turn.session.id, joined.start)
+        found.append(open_reasoning(store, turn.session.id, joined))
+        with turn.step() as step:
+            step.end_turn()
+
+    site = chatting(answer=answer)
+    async_to_sync(site.post)("t", "u1")
+    site.drive("t")
+    assert [len(each) for each in found] == [1]

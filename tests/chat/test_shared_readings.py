@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from helix_store import Store
-from helix_store.contrib.chat.reading import in_reading_thread, read_together
+from helix_store.contrib.chat.reading import in_calling_thread, in_reading_thread, read_together
 from helix_store.contrib.chat.threads import load_thread
 from tests.databases import CommittedDatabase
 
@@ -109,3 +109,13 @@ async def test_a_reading_opens_one_connection_for_all_its_statements(committed_d
     finally:
         connection_created.disconnect(note)
     assert opened == [committed_db.alias]
+
+
+async def test_a_runner_that_waits_for_its_queue_keeps_nobody_from_reading() -> None:
+    runner, readings = Readings(), Readings()
+    readings.may_end.set()
+    called = [asyncio.ensure_future(in_calling_thread(runner.read)) for _ in range(3)]
+    await _until_begun(runner)
+    assert await asyncio.wait_for(_ask(readings.read, "one"), _PATIENCE_SECONDS) == 1
+    runner.may_end.set()
+    assert sorted(await asyncio.gather(*called)) == [1, 2, 3]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from helix_store.contrib.chat import agui, aisdk
 from helix_store.contrib.chat.agui import Events, Outcome
@@ -259,10 +262,13 @@ def test_content_that_clients_post_comes_back_as_it_was() -> None:
             {"type": "text", "text": "See"},
             {"type": "image", "source": {"type": "data", "value": "aGk=", "mimeType": "image/png"}},
             {"type": "document", "source": {"type": "url", "value": "https://e.org/a.pdf"}, "id": "d"},
+            {"type": "audio", "source": {"type": "data", "value": "aGk="}},
+            {"type": "audio", "source": {"type": "data", "value": "aGk=", "mimeType": "a;base64,b"}},
         ],
     ]
     for content in agui_contents:
         stored = {"role": "user", "id": "u", "content": agui.posted(content)}
+        assert json.dumps(stored).count("aGk=") == json.dumps(content).count("aGk=")
         assert agui.messages_of(entries([stored]))[0]["content"] == content
     ai_parts: list[list[dict[str, Any]]] = [
         [{"type": "text", "text": "Hi"}],
@@ -275,6 +281,7 @@ def test_content_that_clients_post_comes_back_as_it_was() -> None:
     ]
     for parts in ai_parts:
         stored = {"role": "user", "id": "u", "content": aisdk.posted(parts)}
+        assert json.dumps(stored).count("aGk=") == json.dumps(parts).count("aGk=")
         assert aisdk.messages_of(entries([stored]), {})[0]["parts"] == parts
 
 
@@ -283,6 +290,25 @@ def test_a_model_sees_no_keys_of_the_chat() -> None:
     assert without_own_keys(stored) == {"role": "assistant", "content": "Yes."}
     own = _assistant(reasoning="Mine", chat={"step": 1})
     assert without_own_keys(own) == {"role": "assistant", "content": "Yes.", "reasoning": "Mine"}
+
+
+@pytest.mark.parametrize("kind", ["image", "document"])
+def test_a_model_sees_parts_of_a_user_as_the_chat_completions_api_has_them(kind: str) -> None:
+    url = "data:image/png;base64,aGk=" if kind == "image" else "data:application/pdf;base64,aGk="
+    media_type = url[5:].partition(";")[0]
+    content = [
+        {"type": "text", "text": "See"},
+        {"type": kind, "source": {"type": "data", "value": "aGk=", "mimeType": media_type}},
+    ]
+    parts = [content[0], {"type": "file", "mediaType": media_type, "url": url}]
+    file = {"image": {"type": "image_url", "image_url": {"url": url}}}.get(
+        kind, {"type": "file", "file": {"file_data": url}}
+    )
+    for posted in (agui.posted(content), aisdk.posted(parts)):
+        assert without_own_keys({"role": "user", "id": "u", "content": posted})["content"] == [
+            content[0],
+            file,
+        ]
 
 
 def test_data_of_a_user_is_for_clients_of_the_ai_sdk_alone() -> None:

@@ -97,9 +97,9 @@ def _part(part: Any) -> dict[str, Any] | None:
         return None
     if part.get("type") == "text":
         return {"type": "text", "text": part.get("text", "")}
-    if isinstance(own := part.get("ag_ui"), Mapping):
-        return dict(own)
     url, media_type = file_of(part)
+    if isinstance(own := part.get("ag_ui"), Mapping):
+        return {**own, "source": _source(own, url)}
     if not url:
         return None
     kind = _PARTS_OF_FILES.get(media_type.partition("/")[0], "document")
@@ -107,6 +107,22 @@ def _part(part: Any) -> dict[str, Any] | None:
     if media_type:
         source["mimeType"] = media_type
     return {"type": kind, "source": source}
+
+
+def _source(own: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """Return the source of a client's part, whose value is stored once, in the URL."""
+    source: dict[str, Any] = {**own["source"]}
+    value = url.removeprefix(_inline("", source)) if source.get("type") == "data" else url
+    return source if "value" in source else {**source, "value": value}
+
+
+def _inline(value: str, source: Mapping[str, Any]) -> str:
+    return f"data:{_media_type(source)};base64,{value}"
+
+
+def _media_type(source: Mapping[str, Any]) -> str:
+    media_type = source.get("mimeType")
+    return media_type if isinstance(media_type, str) else ""
 
 
 def file_of(part: Mapping[str, Any]) -> tuple[str, str]:
@@ -137,16 +153,15 @@ def _posted_part(part: Any) -> dict[str, Any]:
     source = part.get("source")
     if not isinstance(source, dict) or not isinstance(source.get("value"), str):
         raise ValueError("expected parts with a text or a source")
-    media_type = source.get("mimeType")
-    media_type = media_type if isinstance(media_type, str) else ""
     url = source["value"]
     if source.get("type") == "data":
-        url = f"data:{media_type};base64,{url}"
+        url = _inline(url, source)
     if part.get("type") == "image":
         stored: dict[str, Any] = {"type": "image_url", "image_url": {"url": url}}
     else:
         stored = {"type": "file", "file": {"file_data": url}}
-    return {**stored, "media_type": media_type, "ag_ui": part}
+    kept = {key: value for key, value in source.items() if key != "value"}
+    return {**stored, "media_type": _media_type(source), "ag_ui": {**part, "source": kept}}
 
 
 # --- Events ------------------------------------------------------------------------------------------

@@ -114,7 +114,8 @@ def _parts(content: Iterable[Any]) -> Iterator[Part]:
         if not isinstance(part, Mapping):
             continue
         if isinstance(own := part.get("ui"), Mapping):
-            yield dict(own)
+            # The URL of a file is stored once.
+            yield {"url": file_of(part)[0], **own} if own.get("type") == "file" else dict(own)
         elif part.get("type") == "text":
             yield {"type": "text", "text": part.get("text", "")}
         elif (found := file_of(part))[0]:
@@ -251,7 +252,8 @@ def _posted_part(part: Any) -> Part:
             stored: Part = {"type": "image_url", "image_url": {"url": part["url"]}}
         else:
             stored = {"type": "file", "file": {"file_data": part["url"]}}
-        return {**stored, "media_type": media_type, "ui": part}
+        own = {key: value for key, value in part.items() if key != "url"}
+        return {**stored, "media_type": media_type, "ui": own}
     if isinstance(part.get("type"), str) and part["type"].startswith("data-"):
         return {"type": part["type"], "ui": part}
     raise ValueError("expected parts of the types text, file and data")

@@ -38,6 +38,7 @@ from helix_store import (
     SessionState,
     SessionStatus,
     Store,
+    StoredChunk,
     StreamTruncated,
 )
 from helix_store.contrib.chat import agui, aisdk
@@ -76,6 +77,7 @@ _LONGEST: Final = 256
 """How many chunks a feed keeps. A response that is slower reads its own pages from the database."""
 _PAGE: Final = 200
 _SECONDS_BETWEEN_TRIES: Final = 0.05
+_LONGEST_SECONDS_BETWEEN_TRIES: Final = 1.0
 _PAUSE_SECONDS_PER_FOLLOWER: Final = 0.0004
 """An event costs about a tenth of a millisecond for each response, and the process has other work to do."""
 _LONGEST_PAUSE_SECONDS: Final = 0.12
@@ -109,9 +111,12 @@ class Feed:
         session_id, streams = self.key[2], self._store.streams
         try:
             reader = await streams.create_resumable_reader(session_id, from_sequence=position)
+            pause = _SECONDS_BETWEEN_TRIES
             while reader is None:
-                # The first turn creates the stream.
-                await asyncio.sleep(_SECONDS_BETWEEN_TRIES)
+                # The first turn creates the stream. It begins at once, unless the runner of the chat is a
+                # queue that is busy.
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.2, _LONGEST_SECONDS_BETWEEN_TRIES)
                 reader = await streams.create_resumable_reader(session_id, from_sequence=position)
             async with aclosing(reader.texts()) as texts:
                 async for stored in texts:
@@ -193,7 +198,7 @@ async def _in_time(waiting: Awaitable[object], seconds: float) -> None:
             await waiting
 
 
-_pools: Final[dict[int, ThreadPoolExecutor]] = {}
+_pools: Final[dict[tuple[int, str], ThreadPoolExecutor]] = {}
 
 
 async def in_reading_thread(call: Callable[[], R]) -> R:
@@ -201,20 +206,32 @@ async def in_reading_thread(call: Callable[[], R]) -> R:
 
     A response lasts longer than the thread that Django has for a request, and must not keep it.
     """
-    process = os.getpid()
-    if process not in _pools:
-        _pools.clear()
-        _pools[process] = ThreadPoolExecutor(2, thread_name_prefix="helix_store chat reader")
+
+    def made() -> R:
+        # Otherwise, each of its statements would open a connection.
+        with keep_open():
+            return call()
+
+    return await _in_thread_of("reader", 2, made)
+
+
+async def in_calling_thread(call: Callable[[], R]) -> R:
+    """Make a call of a runner: while it waits for its queue, others must be able to read."""
+    return await _in_thread_of("caller", 1, call)
+
+
+async def _in_thread_of(kind: str, size: int, call: Callable[[], R]) -> R:
+    key = (os.getpid(), kind)
+    if key not in _pools:
+        _pools[key] = ThreadPoolExecutor(size, thread_name_prefix=f"helix_store chat {kind}")
 
     def made() -> R:
         try:
-            # Otherwise, each of its statements would open a connection.
-            with keep_open():
-                return call()
+            return call()
         finally:
             close_old_connections()
 
-    return await asyncio.get_running_loop().run_in_executor(_pools[process], made)
+    return await asyncio.get_running_loop().run_in_executor(_pools[key], made)
 
 
 _queued: Final[dict[tuple[Hashable, ...], asyncio.Task[Any]]] = {}
@@ -313,7 +330,7 @@ def open_reasoning(store: Store, session_id: str, joined: Joined) -> list[str]:
     stored = {message.get("id") for message in joined.thread.messages}
     at = joined.start
     while at < joined.position:
-        page = store.streams.read_after(session_id, at, limit=_PAGE)
+        page = _kept_after(store, session_id, at)
         for each in page:
             chunk = each.chunk
             is_current = chunk.get("r", 0) >= joined.token and each.sequence <= joined.position
@@ -328,12 +345,17 @@ def open_reasoning(store: Store, session_id: str, joined: Joined) -> list[str]:
 def abandoned_reasoning(store: Store, session_id: str, joined: Joined) -> list[str]:
     """Return the ids of newer reasoning that is not stored, and that a client may hold from failed steps."""
     stored = {message.get("id") for message in joined.thread.messages}
-    try:
-        page = store.streams.read_after(session_id, max(0, joined.position - _PAGE), limit=_PAGE)
-    except StreamTruncated as exc:
-        page = store.streams.read_after(session_id, exc.oldest - 1, limit=_PAGE)
+    page = _kept_after(store, session_id, max(0, joined.position - _PAGE))
     said = [each.chunk for each in page if each.chunk["type"] == "reasoning"]
     return list(dict.fromkeys(reasoning_id(each["m"], each["i"]) for each in said if each["m"] not in stored))
+
+
+def _kept_after(store: Store, session_id: str, position: int) -> Sequence[StoredChunk]:
+    """Return a page of the chunks after a position that were not pruned."""
+    try:
+        return store.streams.read_after(session_id, position, limit=_PAGE)
+    except StreamTruncated as exc:
+        return store.streams.read_after(session_id, exc.oldest - 1, limit=_PAGE)
 
 
 def waiting_of(thread: Thread) -> list[Entry]:
@@ -780,7 +802,7 @@ class _Reader:
         """Have the thread driven: the signal of its message may have been lost with its process."""
         self._calls_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_SECONDS_BETWEEN_CALLS)
-        await in_reading_thread(
+        await in_calling_thread(
             lambda: self._chat.call_driver(self._session_id, self._store.alias, self._store.tenant)
         )
 

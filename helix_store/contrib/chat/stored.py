@@ -42,6 +42,8 @@ __all__ = [
 PieceKind = Literal["text", "reasoning", "call", "file", "data", "agent"]
 
 OWN: Final = "chat"
+OWN_OF_PARTS: Final = frozenset({"media_type", "ag_ui", "ui"})
+"""The keys that the parts of a user's message have for clients: models refuse keys that they do not know."""
 ADDED: Final = "added"
 _GIVEN: Final = re.compile(r"message-[0-9]+|post-.+")
 
@@ -129,10 +131,16 @@ def without_own_keys(message: Mapping[str, Any]) -> dict[str, Any]:
     own = message.get(OWN)
     left = {key: value for key, value in message.items() if key not in ("id", OWN)}
     if isinstance(content := left.get("content"), list):
-        left["content"] = [part for part in content if not is_data(part)]
+        left["content"] = [_without_own_keys(part) for part in content if not is_data(part)]
     if isinstance(own, Mapping) and own.get("reasoning"):
         left.pop("reasoning", None)
     return left
+
+
+def _without_own_keys(part: Any) -> Any:
+    if not isinstance(part, Mapping) or OWN_OF_PARTS.isdisjoint(part):
+        return part
+    return {key: value for key, value in part.items() if key not in OWN_OF_PARTS}
 
 
 def is_added(message: Mapping[str, Any]) -> bool:
