@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
+import pytest
 from asgiref.sync import sync_to_async
 
 from tests.chat.conftest import Chatting, events_of, run_input
@@ -114,3 +117,131 @@ def _applied(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif event["type"] == "TEXT_MESSAGE_CONTENT":
             held[-1]["content"] += event["delta"]
     return held
+
+
+async def _led(site: Chatting, response: Any) -> list[dict[str, Any]]:
+    """The events of a response while the thread is driven."""
+    reading = asyncio.ensure_future(_body(response))
+    await asyncio.to_thread(site.drive, "t")
+    return await reading
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+async def test_who_comes_back_follows_the_answer_to_the_last_message_that_is_due(
+    chatting: Make, role: str
+) -> None:
+    site = chatting()
+    await site.post("t", "u1", "one")
+    await asyncio.to_thread(site.drive, "t")
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+
+    def post() -> None:
+        session = site.session("t")
+        session.post({"role": role, "content": "two"})
+        session.post({"role": "user", "content": "later"}, not_before=tomorrow)
+
+    await sync_to_async(post)()
+    parts = await _led(site, await site.request("GET", "ai/t/stream"))
+    stored = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+    assert [message["role"] for message in stored] == ["user", "assistant", role, "assistant"]
+    assert parts[0] == {"type": "start", "messageId": stored[-1]["id"]}
+    assert "".join(part.get("delta", "") for part in parts) == "You said two."
+
+
+@pytest.mark.parametrize("words", ["", "Well, "], ids=["before a step", "in a step"])
+async def test_a_message_that_the_agent_receives_itself_ends_the_ui_message(
+    chatting: Make, words: str
+) -> None:
+    has_said, may_receive = threading.Event(), threading.Event()
+
+    def answer(turn: Any, out: Any) -> None:
+        out.text("One.")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "One."})
+        out.text(words)
+        has_said.set()
+        assert may_receive.wait(30)
+        assert [message["content"] for message in turn.receive()] == ["second"]
+        out.text("Two.")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": f"{words}Two."})
+            step.end_turn()
+
+    site = chatting(answer=answer)
+    response = await site.request("POST", "ai/", _ai_input("u1", "one"))
+    leading = asyncio.ensure_future(_led(site, response))
+    assert await asyncio.to_thread(has_said.wait, 30)
+    following = asyncio.ensure_future(site.events("GET", "agui/t/"))
+    await site.post("t", "u2", "second")
+    may_receive.set()
+    parts, events = await leading, await following
+    stored = (await site.json("GET", "threads/t/"))["messages"]
+    assert [message["content"] for message in stored] == ["one", "One.", "second", f"{words}Two."]
+    assert _applied(events) == stored
+    assert parts[-1]["type"] == "finish"
+    taken_back = max((at for at, part in enumerate(parts) if part["type"] == "reset-step"), default=0)
+    said = "".join(part.get("delta", "") for part in (parts[taken_back:] if words else parts))
+    assert said == ("" if words else "One.")
+
+
+async def test_a_run_of_a_deleted_thread_does_not_speak_in_the_one_that_begins_anew(chatting: Make) -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def answer(turn: Any, out: Any) -> None:
+        name = turn.messages()[-1]["content"]
+        out.text(f"{name} begins.")
+        turn.writer.flush()
+        if name == "old":
+            has_begun.set()
+            assert may_go_on.wait(30)
+            for _ in range(3):
+                out.text(" Old words.")
+                turn.writer.flush()
+            said.append("all")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": f"{name} begins."})
+            step.end_turn()
+
+    said: list[str] = []
+    site = chatting(answer=answer)
+    await site.post("t", "u1", "old")
+    old = asyncio.ensure_future(asyncio.to_thread(site.drive, "t"))
+    assert await asyncio.to_thread(has_begun.wait, 30)
+    assert (await site.request("DELETE", "threads/t/")).status_code == 204
+    await site.post("t", "u1", "new")
+    await asyncio.to_thread(site.drive, "t")
+    may_go_on.set()
+    await old
+    assert said == []
+    stored = (await site.json("GET", "threads/t/"))["messages"]
+    assert [message["content"] for message in stored] == ["new", "new begins."]
+
+
+async def test_a_response_ends_at_once_if_the_turn_has_ended_before_it_begins(chatting: Make) -> None:
+    site = chatting(runner=lambda session_id, using, tenant: site.chat.drive(session_id, tenant=tenant))
+    for number in range(3):
+        response = await site.request("POST", "agui/", run_input("t", f"u{number}"))
+        text = b"".join([part async for part in response.streaming_content])
+        assert events_of(text)[-1]["type"] == "RUN_FINISHED"
+        assert b"heartbeat" not in text, "the response has waited"
+    assert len((await site.json("GET", "threads/t/"))["messages"]) == 6
+
+
+async def test_the_end_of_a_response_tells_all_tokens_of_its_run_and_what_they_have_cost(
+    chatting: Make,
+) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        turn.tokens(model="m", prompt=1, completion=2, cost_usd="0.5")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Yes."})
+            step.end_turn()
+        turn.tokens(model="m", prompt=10, completion=20, cost_usd="0.25")
+
+    site = chatting(answer=answer)
+    first = await _led(site, await site.request("POST", "agui/", run_input("t")))
+    await site.request("POST", "ai/", {"id": "t", "messages": [], "trigger": "regenerate-message"})
+    anew = await _led(site, await site.request("GET", "agui/t/"))
+    for events in (first, anew):
+        (usage,) = events[-1]["usage"]
+        assert (usage["inputTokens"], usage["outputTokens"]) == (11, 22)
+        assert Decimal(events[-1]["metadata"]["costUsd"]) == Decimal("0.75")

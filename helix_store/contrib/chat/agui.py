@@ -401,6 +401,8 @@ class Events:
             yield from self._step_started(f"step-{chunk['n']}")
         elif kind in ("agent", "agent_end"):
             yield from self._agent(chunk)
+        elif kind == "end":
+            self._usage += chunk.get("usage", ())
         elif chunk.get("m") not in self._known:
             yield from self._said(chunk)
 

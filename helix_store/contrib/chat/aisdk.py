@@ -330,8 +330,11 @@ class Parts:
             if any(call.id in self._known_calls for entry in group.entries for call in entry.calls):
                 return group
         if self._after is not None:
-            users = [index for index, group in enumerate(groups) if group.role == "user"]
-            found = [index for index in users if groups[index].id == self._after]
+            found = [
+                index
+                for index, group in enumerate(groups)
+                if group.role != "assistant" and group.id == self._after
+            ]
             if not found:
                 return None
             for group in groups[found[-1] :]:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 from asgiref.sync import async_to_sync
 from django.db import close_old_connections, connections
@@ -94,12 +95,12 @@ class Driver:
 
     # Threads
 
-    def session_id(self, owner: str, thread_id: str) -> str:
+    def session_id(self, owner: str | int | UUID, thread_id: str) -> str:
         """Return the id of the session of an owner's thread.
 
         It is derived from both, so that nobody can tell another owner's thread from an unknown one.
         """
-        text = json.dumps([owner, thread_id])
+        text = json.dumps([str(owner), thread_id])
         return f"{self._prefix}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}"
 
     def store(self, tenant: str = "") -> Store:
@@ -225,6 +226,8 @@ class Driver:
 
     def _end(self, turn: ChatTurn, error: BaseException | None, *, is_stopped: bool) -> None:
         outcome: dict[str, Any] = {"status": "failed" if error else "interrupted" if is_stopped else "done"}
+        if usage := turn.taken_tokens():
+            outcome["usage"] = usage
         if error is not None:
             outcome["error"] = told_error(error)
         try:

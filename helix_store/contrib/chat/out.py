@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 from django.conf import settings
 from django.db import connections
 
-from helix_store import SessionNotFound, Store, StreamNotFound, TurnInterrupted, call_digest, new_id
+from helix_store import (
+    LockLostError,
+    SessionNotFound,
+    Store,
+    StreamNotFound,
+    TurnInterrupted,
+    call_digest,
+    new_id,
+)
 from helix_store.contrib.chat.stored import ADDED, OWN, as_text, called, entries, parsed
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import async_twin
@@ -113,6 +121,7 @@ class Writer:
         self._open: dict[str | None, _Said] = {}
         self._said: list[_Said] = []
         self._step_is_open = False
+        self._received: list[str] = []
         self.step_number = 1
         self._is_over = False
         self._is_provisional = False
@@ -291,6 +300,8 @@ class Writer:
             self._looks_at = 0.0
         if is_look or has_gap:
             self._look()
+        if has_gap and not self._is_of_this_run():
+            raise LockLostError("The thread was deleted, or has another run.")
 
     def _write_or_create(self, chunks: list[dict[str, Any]], token: int | None) -> int:
         write = self._store.streams.write_sync
@@ -307,6 +318,11 @@ class Writer:
         request = self._store.sessions.check_interrupt(self._session_id, run_id=self._run_id)
         if request is not None:
             raise TurnInterrupted(request.kind.value, request.reason)
+
+    def _is_of_this_run(self) -> bool:
+        """Return whether the newest run is this one: a thread may be deleted and begun anew meanwhile."""
+        runs = self._store.sessions.list_runs(self._session_id, limit=1)
+        return bool(runs) and runs[0].run_id == self._run_id
 
     # What the driver writes
 
@@ -366,6 +382,26 @@ class Writer:
                 with self._lock:
                     self._buffer.insert(0, {**commit, "snapshot": True})
                     self._must_show = False
+
+    def received(self, ids: Sequence[str]) -> None:
+        """Tell readers that messages were received before the step, which has said nothing yet.
+
+        If it has, what it says comes after these messages: readers learn of both with the step.
+        """
+        if not ids:
+            return
+        with self._lock:
+            if self._step_is_open or self._said:
+                self._received += ids
+                self._must_show = True
+                return
+        self._put({"type": "commit", "snapshot": False, "said": [], "received": list(ids), "asked": []})
+        self.flush()
+
+    def taken_received(self, ids: Sequence[str]) -> list[str]:
+        """Return the ids of messages that the step has received, after those of which readers do not know."""
+        taken, self._received = self._received, []
+        return [*taken, *ids]
 
     def forget(self) -> None:
         """Expect that the caller's transaction may be rolled back, and with it the step that it holds."""

@@ -24,6 +24,7 @@ from collections.abc import (
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -44,7 +45,7 @@ from helix_store import (
 from helix_store.contrib.chat import agui, aisdk
 from helix_store.contrib.chat.agui import Outcome
 from helix_store.contrib.chat.stored import Entry, entries, reasoning_id
-from helix_store.contrib.chat.threads import Standing, Thread, has_ended, load_thread, newest_chunk
+from helix_store.contrib.chat.threads import Standing, Thread, has_ended, is_due, load_thread, newest_chunk
 from helix_store.contrib.chat.turns import digest_of
 from helix_store.core.payloads import decode
 from helix_store.engine.threads import keep_open
@@ -66,6 +67,7 @@ __all__ = [
     "in_reading_thread",
     "join",
     "new_thread",
+    "next_of",
     "open_feed",
     "outcome_of",
     "waiting_of",
@@ -350,6 +352,17 @@ def abandoned_reasoning(store: Store, session_id: str, joined: Joined) -> list[s
     return list(dict.fromkeys(reasoning_id(each["m"], each["i"]) for each in said if each["m"] not in stored))
 
 
+def next_of(thread: Thread) -> str | None:
+    """Return the id of the message whose answer the next turn begins, or ``None`` if no message is due.
+
+    That is the last one that is due, whoever has posted it.
+    """
+    now = datetime.now(UTC)
+    due = [post.message for post in thread.posts if post.message is not None and is_due(post, now)]
+    said = [entry.id for entry in entries(due) if entry.role not in ("assistant", "tool")]
+    return said[-1] if said else None
+
+
 def _kept_after(store: Store, session_id: str, position: int) -> Sequence[StoredChunk]:
     """Return a page of the chunks after a position that were not pruned."""
     try:
@@ -387,12 +400,14 @@ def _call(call_id: str, call: Mapping[str, Any], *, is_open: bool) -> aisdk.Call
     )
 
 
-def cost_of(store: Store, session_id: str, steps: Sequence[int]) -> str | None:
-    """Return the dollars that these steps have cost, or ``None`` if the price of a model is unknown."""
-    entries_of_steps = store.usage.get_entries(
-        session_id, kinds=["tokens"], step_range=(min(steps), max(steps))
-    )
-    costs = [each.cost_usd for each in entries_of_steps]
+def cost_of(store: Store, session_id: str, steps: Sequence[int], run_ids: Collection[str]) -> str | None:
+    """Return the dollars that runs have cost from the first of these steps on, or ``None`` if the price of a
+    model is unknown.
+
+    After a rewind, another run has steps with the same numbers.
+    """
+    spent = store.usage.get_entries(session_id, kinds=["tokens"], step_range=(min(steps), None))
+    costs = [each.cost_usd for each in spent if each.run_id in run_ids]
     known = [cost for cost in costs if cost is not None]
     return None if not costs or len(known) < len(costs) else str(sum(known))
 
@@ -658,6 +673,7 @@ class _Reader:
         self._position = 0
         self._safe = 0
         self._token = 0
+        self._run_ids: set[str] = set()
         self._pause = _SECONDS_BETWEEN_LOOKS
         self._calls_at = time.monotonic() + (_SECONDS_BETWEEN_LOOKS if is_called else 0)
 
@@ -705,7 +721,8 @@ class _Reader:
             yield _parts(self._spoken.take({"type": "run"}, thread), own_id, is_anew=own_id is None)
         steps, cost = self._spoken.priced_steps, None
         if steps:
-            cost = await in_reading_thread(lambda: cost_of(self._store, self._session_id, steps))
+            run_ids = self._run_ids | ({thread.run.run_id} if thread.run is not None else set())
+            cost = await in_reading_thread(lambda: cost_of(self._store, self._session_id, steps, run_ids))
         yield _parts(self._spoken.end(thread, cost), own_id)
 
     async def _absorbed(self, joined: Joined, seen: int) -> bool:
@@ -771,6 +788,8 @@ class _Reader:
     async def _events_of(self, sequence: int, chunk: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         self._position = sequence
         if self._is_current(chunk):
+            if "run" in chunk:
+                self._run_ids.add(chunk["run"])
             thread = await self._load() if self._spoken.needs_thread(chunk) else None
             own_id = self._safe_id(sequence)
             is_ahead = thread is not None and own_id is None

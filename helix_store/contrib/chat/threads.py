@@ -61,6 +61,7 @@ __all__ = [
     "client_of",
     "give_answers",
     "has_ended",
+    "is_due",
     "is_known",
     "load_thread",
     "look_at",
@@ -293,7 +294,7 @@ def _standing(store: Store, state: SessionState, run: Run | None, arrived: Colle
 def _arrived(store: Store, state: SessionState, posts: Sequence[Post], run: Run | None) -> frozenset[Arrival]:
     """Return the due posts, the answers that wait to be taken, and the request for another turn."""
     now = datetime.now(UTC)
-    due: Sequence[Post] = [post for post in posts if _is_due(post, now)]
+    due: Sequence[Post] = [post for post in posts if is_due(post, now)]
     open_ids = unanswered_calls(state)
     answered = {id: call for id, call in state.pending_client_tool_calls.items() if id not in open_ids}
     again: list[Arrival] = []
@@ -345,7 +346,8 @@ def _is_asked_again(store: Store, run: Run) -> bool:
     return request is not None and request.payload["run"] == run.run_id
 
 
-def _is_due(post: Post, now: datetime) -> bool:
+def is_due(post: Post, now: datetime) -> bool:
+    """Return whether a waiting post is due, as far as this process' clock knows."""
     return post.not_before is None or _due_at(post) <= now
 
 
@@ -460,14 +462,15 @@ def give_answers(
     actor: Any,
     client: Mapping[str, Any] | None = None,
     messages: Sequence[Message] = (),
-) -> bool:
-    """Store the answers to calls, and return whether any is new. Answers that are stored are left alone.
+) -> dict[str, bool]:
+    """Store the answers to calls. Return the ids of those that are new, and whether each call is answered
+    now: some need several approvals. Answers that are stored are left alone.
 
     ``calls`` are the `open_calls` of the state. ``client`` is what the client sent with the answers, for
     `newest_client`, which needs the ``messages`` of the thread. Raises `SessionEnded` if a call is open in a
     session that has ended.
     """
-    has_new = False
+    new: dict[str, bool] = {}
     if has_ended(state):
         calls = unanswered_calls(state)
     for answer in answers:
@@ -484,11 +487,13 @@ def give_answers(
         if call.get("requester") is not None and call["requester"] == state.user_id:
             # The owner of a thread answers in it, whatever the name of the actor is.
             raise NotPermitted(answer.call_id, "requester")
-        if client and not has_new:
+        if client and not new:
             # Before the answer, because the next turn may begin as soon as that is stored.
             _keep_client(store, state.session_id, client, messages)
-        has_new = _give(store, state.session_id, answer, approval_id, actor=actor) or has_new
-    return has_new
+        outcome = _give(store, state.session_id, answer, approval_id, actor=actor)
+        if outcome in ("accepted", "recorded"):
+            new[answer.call_id] = outcome == "accepted"
+    return new
 
 
 def open_answers(store: Store, session_id: str, answers: Sequence[Answered]) -> list[Answered]:
@@ -560,7 +565,7 @@ def _is_known(state: SessionState, call_id: str) -> bool:
     return call_id in state.completed_client_tool_calls or call_id in state.pending_client_tool_calls
 
 
-def _give(store: Store, session_id: str, answer: Answered, approval_id: str | None, *, actor: Any) -> bool:
+def _give(store: Store, session_id: str, answer: Answered, approval_id: str | None, *, actor: Any) -> str:
     if approval_id is not None and answer.needs_digest and answer.digest is None:
         refuse(f"{answer.path}/digest", "an answer to an approval needs the digest that was shown")
     given: dict[str, Any] = {"actor": actor}
@@ -587,7 +592,7 @@ def _give(store: Store, session_id: str, answer: Answered, approval_id: str | No
         raise Refusal(
             HTTPStatus.NOT_FOUND, "call_not_found", "The thread has no such call.", path=answer.path
         )
-    return outcome in ("accepted", "recorded")
+    return str(outcome)
 
 
 def withdraw(store: Store, session_id: str, message_id: str) -> bool:

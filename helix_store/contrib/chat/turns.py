@@ -112,6 +112,7 @@ class ChatTurn(Turn):
         """Receive due posts now, as `Turn.receive` does."""
         received = super().receive()
         self._note_received(received)
+        self.writer.received([message.get("id", "") for message in received])
         return received
 
     areceive = async_twin(receive)  # type: ignore[arg-type]  # it is called on this class alone
@@ -139,7 +140,8 @@ class ChatTurn(Turn):
 
     atokens = async_twin(tokens)  # type: ignore[arg-type]  # it is called on this class alone
 
-    def _taken_tokens(self) -> list[dict[str, Any]]:
+    def taken_tokens(self) -> list[dict[str, Any]]:
+        """Return the tokens that clients were not told yet, once."""
         taken, self._tokens = self._tokens, []
         return taken
 
@@ -220,10 +222,10 @@ class _ChatStep(BothContexts):
         turn._note_received(self._step.received)
         chunk: dict[str, Any] = {
             "said": [_head(message) for message in self._messages],
-            "received": [message.get("id", "") for message in self._step.received],
+            "received": writer.taken_received([message.get("id", "") for message in self._step.received]),
             "asked": [_question(call_id, call) for call_id, call in self._asked.items()],
         }
-        if usage := turn._taken_tokens():
+        if usage := turn.taken_tokens():
             chunk["usage"] = usage
         if turn._shares_state:
             chunk["state"] = turn_state = _change(turn._shared, state)

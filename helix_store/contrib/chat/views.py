@@ -34,6 +34,7 @@ from helix_store.contrib.chat.reading import (
     follow,
     join,
     new_thread,
+    next_of,
     waiting_of,
 )
 from helix_store.contrib.chat.requests import (
@@ -176,7 +177,7 @@ class Views:
         answer = await _asked(may_run, request)
         if answer is True:
             return
-        if isinstance(answer, int | float) and answer is not False:
+        if isinstance(answer, int | float) and answer is not False and math.isfinite(answer):
             seconds = max(1, math.ceil(answer))
             message = f"Too many requests; try again in {seconds} seconds."
             headers = {"Retry-After": str(seconds)}
@@ -261,9 +262,8 @@ class Views:
         joined = await _in_thread(lambda: join(who.store, session_id))
         if joined.thread.standing is Standing.RESTING:
             return HttpResponse(status=HTTPStatus.NO_CONTENT, headers=HEADERS)
-        waiting = [entry for entry in waiting_of(joined.thread) if entry.role == "user"]
         is_at_work = joined.thread.standing is Standing.RUNNING and joined.is_under_way
-        after = waiting[-1].id if waiting and not is_at_work else None
+        after = None if is_at_work else next_of(joined.thread)
         return self._stream(who, session_id, AiSdk(after=after), joined, seen=seen)
 
     def _written(
@@ -276,7 +276,7 @@ class Views:
         client: Mapping[str, Any],
     ) -> Joined:
         """Store what a request says, and return the thread to follow."""
-        has_new = False
+        new: dict[str, bool] = {}
         if message is not None and answers:
             answers = open_answers(who.store, session_id, answers)
         if answers:
@@ -284,7 +284,7 @@ class Views:
             # ones, they decide the standing.
             joined = join(who.store, session_id, standing=Standing.RESTING)
             thread = joined.thread
-            has_new = give_answers(
+            new = give_answers(
                 who.store,
                 thread.state,
                 answers,
@@ -293,9 +293,11 @@ class Views:
                 client=client,
                 messages=thread.messages,
             )
-            if has_new and message is None:
+            if new and message is None:
                 # A driver may have been and gone. What it has said is in the stream.
-                left = unanswered_calls(thread.state).keys() - {answer.call_id for answer in answers}
+                left = unanswered_calls(thread.state).keys() - {
+                    id for id, is_answered in new.items() if is_answered
+                }
                 standing = Standing.RESTING if left else Standing.DUE
                 return replace(joined, thread=replace(thread, standing=standing))
         if message is None:
@@ -312,8 +314,13 @@ class Views:
         )
         if begun is not None and post is not None:
             return new_thread(begun, post)
-        is_waiting = post is not None and post.state == "waiting" and not has_new
-        return join(who.store, session_id, standing=Standing.DUE if is_waiting else None)
+        if post is None or post.state != "waiting" or new:
+            return join(who.store, session_id)
+        joined = join(who.store, session_id, standing=Standing.DUE)
+        if any(each.post_id == post.post_id for each in joined.thread.posts):
+            return joined
+        # A turn has received it since, and may have ended: its end would not be in the rest of the stream.
+        return join(who.store, session_id)
 
     def _stream(
         self,
@@ -485,7 +492,7 @@ class Views:
             if asked is not None and (asked.get("approval_id") is None) != (answer.approved is None):
                 refuse("", "an approval needs approved and digest; a client's tool, result or error")
             calls = open_calls(who.store, state)
-            return give_answers(who.store, state, [answer], calls=calls, actor=who.actor)
+            return bool(give_answers(who.store, state, [answer], calls=calls, actor=who.actor))
 
         return _json({"id": call, "accepted": await _in_thread(write)})
 
