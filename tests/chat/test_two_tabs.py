@@ -218,7 +218,10 @@ async def test_a_run_of_a_deleted_thread_does_not_speak_in_the_one_that_begins_a
 
 
 async def test_a_response_ends_at_once_if_the_turn_has_ended_before_it_begins(chatting: Make) -> None:
-    site = chatting(runner=lambda session_id, using, tenant: site.chat.drive(session_id, tenant=tenant))
+    def run(session_id: str, using: str | None, tenant: str) -> None:
+        site.chat.drive(session_id, tenant=tenant)
+
+    site: Chatting = chatting(runner=run)
     for number in range(3):
         response = await site.request("POST", "agui/", run_input("t", f"u{number}"))
         text = b"".join([part async for part in response.streaming_content])
