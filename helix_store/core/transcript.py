@@ -182,6 +182,16 @@ _MESSAGES: Final = frozenset(
         *("HumanMessageChunk", "AIMessageChunk", "SystemMessageChunk", "ToolMessageChunk"),
     }
 )
+ROLES: Final = {
+    "human": "user",
+    "HumanMessageChunk": "user",
+    "ai": "assistant",
+    "AIMessageChunk": "assistant",
+    "model": "assistant",
+    "SystemMessageChunk": "system",
+    "ToolMessageChunk": "tool",
+}
+"""The roles of LangChain and Gemini, and what chat completions call them."""
 _WRAPPERS: Final = {
     **dict.fromkeys(("toolUse", "functionCall", "function_call"), "tool_call"),
     **dict.fromkeys(("toolResult", "functionResponse", "function_response"), "tool_result"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -18,10 +18,14 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import FencedOutError, StoreUnavailable, TurnInterrupted, announce_ready
-from helix_store.contrib.chat import driver, threads
+from helix_store.contrib.chat import agui, aisdk, driver, threads
+from helix_store.contrib.chat.stored import entries, without_own_keys
+from helix_store.contrib.chat.turns import digest_of
 from helix_store.models import Post, Stream
 from helix_store.streams.manager import DatabaseStreamManager
+from tests.cells import Cells
 from tests.chat.conftest import Chatting, events_of, run_input
+from tests.chat.held import held_by_ag_ui, held_by_the_ai_sdk
 from tests.databases import CommittedDatabase
 
 Make = Callable[..., Chatting]
@@ -347,6 +351,488 @@ def test_readers_load_a_step_only_if_it_says_something_else(chatting: Make) -> N
         if commit["snapshot"] is not is_loaded:
             wrong[wish] = commit["snapshot"]
     assert not wrong
+
+
+def _call(call_id: str = "k", arguments: str = '{"a": 1}', name: str = "look") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _history(site: Chatting) -> list[dict[str, Any]]:
+    return list(threads.load_thread(site.store, site.session("t").id).messages)
+
+
+def _in_ag_ui(stored: list[dict[str, Any]]) -> list[str]:
+    """Each message as a line."""
+    found = []
+    for message in agui.messages_of(entries(stored)):
+        calls = [f"{call['function']['name']}({call['id']})" for call in message.get("toolCalls", ())]
+        found.append(" ".join([f"{message['role']}:", str(message["content"]), *calls]))
+    return found
+
+
+def _in_the_ai_sdk(stored: list[dict[str, Any]]) -> list[str]:
+    """Each part of the answer as a line."""
+    keys = ("text", "toolCallId", "output", "errorText", "data", "url")
+    (answer,) = aisdk.messages_of(entries(stored), {})
+    return [
+        " ".join([part["type"], *(str(part[key]) for key in keys if key in part)])
+        for part in answer["parts"]
+        if part["type"] != "step-start"
+    ]
+
+
+def _require_that_clients_hold(said: list[dict[str, Any]], chunks: list[dict[str, Any]]) -> None:
+    """A client of each protocol that follows the chunks of a step holds in the end what it has stored."""
+    before = [{"role": "user", "content": "Hello", "id": "u1"}]
+    events = agui.Events("t", "r", held=[("u1", "user")], now=lambda: 1, digest=digest_of)
+    told = [*events.snapshot(entries(before), [], {})]
+    parts = aisdk.Parts(after="u1")
+    streamed = [*parts.begin(entries(before), {})]
+    for chunk in chunks:
+        stored = entries([*before, *said] if chunk["type"] == "commit" else before)
+        told += events.take(chunk, stored, [], {}, has_thread=events.needs_thread(chunk))
+        streamed += parts.take(chunk, stored, {}, has_thread=parts.needs_thread(chunk))
+    assert held_by_ag_ui(told) == agui.messages_of(stored)
+    (_, answer) = aisdk.messages_of(stored, {})
+    assert held_by_the_ai_sdk(streamed) == answer["parts"]
+
+
+def _steps(site: Chatting) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """The messages and the chunks of each step."""
+    history, chunks = _history(site), _chunks(site)
+    begins = [index for index, chunk in enumerate(chunks) if chunk["type"] == "run"][-1] + 1
+    for number, end in enumerate(
+        [index for index, chunk in enumerate(chunks) if chunk["type"] == "commit"], 1
+    ):
+        said = [each for each in history if each.get("chat", {}).get("step") == number]
+        yield said, chunks[begins : end + 1]
+        begins = end + 1
+
+
+def _nothing(out: Any) -> None:
+    pass
+
+
+_BLOCKS = [
+    {"type": "text", "text": "Hi there"},
+    {"type": "tool_use", "id": "k", "name": "look", "input": {"a": 1}},
+]
+_THOUGHT = {"type": "thinking", "thinking": "Hm", "signature": "x"}
+
+
+def _data_between(out: Any) -> None:
+    out.text("Hi there")
+    out.data("progress", 1)
+
+
+def _helped(out: Any) -> None:
+    with out.agent("helper") as sub:
+        sub.text("I look.")
+    out.text("Hi there")
+
+
+def _thought(out: Any) -> None:
+    out.reasoning("Hm")
+    out.text("Hi there")
+
+
+def _drawn(out: Any) -> None:
+    out.text("Hi")
+    out.file("https://e.org/a.png", "image/png")
+    out.text(" there")
+
+
+def _looked(out: Any) -> None:
+    out.text("Hi there")
+    out.tool_call("k", "look", {"a": 1})
+    out.tool_result("k", "found")
+
+
+# What is streamed, what is said, the history in AG-UI and in the AI SDK, and whether readers load it.
+_SHAPES: dict[str, tuple[Callable[[Any], object], list[dict[str, Any]], list[str], list[str], bool]] = {
+    "blocks and data": (
+        _data_between,
+        [{"role": "assistant", "content": _BLOCKS}],
+        ["assistant: Hi there look(k)"],
+        ["text Hi there", "data-progress 1", "tool-look k"],
+        False,
+    ),
+    "blocks and a sub-agent": (
+        _helped,
+        [{"role": "assistant", "content": _BLOCKS}],
+        ["assistant: I look.", "assistant: Hi there look(k)"],
+        ["text Hi there", "tool-look k"],
+        False,
+    ),
+    "blocks and reasoning": (
+        _thought,
+        [{"role": "assistant", "content": _BLOCKS}],
+        ["reasoning: Hm", "assistant: Hi there look(k)"],
+        ["reasoning Hm", "text Hi there", "tool-look k"],
+        False,
+    ),
+    "a block of thinking that was streamed": (
+        _thought,
+        [{"role": "assistant", "content": [_THOUGHT, *_BLOCKS]}],
+        ["reasoning: Hm", "assistant: Hi there look(k)"],
+        ["reasoning Hm", "text Hi there", "tool-look k"],
+        False,
+    ),
+    "reasoning_content that was streamed": (
+        _thought,
+        [{"role": "assistant", "content": "Hi there", "reasoning_content": "Hm"}],
+        ["reasoning: Hm", "assistant: Hi there"],
+        ["reasoning Hm", "text Hi there"],
+        False,
+    ),
+    "a call that is a message": (
+        lambda out: out.reasoning("Hm"),
+        [{"role": "assistant", "type": "function_call", "call_id": "k", "name": "look", "arguments": "{}"}],
+        ["reasoning: Hm", "assistant:  look(k)"],
+        ["reasoning Hm", "tool-look k"],
+        False,
+    ),
+    "a file within a block": (
+        _drawn,
+        [{"role": "assistant", "content": _BLOCKS[:1]}],
+        ["assistant: Hi there"],
+        ["text Hi", "file https://e.org/a.png", "text  there"],
+        False,
+    ),
+    "a file that is streamed and said": (
+        _drawn,
+        [
+            {
+                "role": "assistant",
+                "content": [
+                    *_BLOCKS[:1],
+                    {"type": "image_url", "image_url": {"url": "https://e.org/a.png"}},
+                ],
+            }
+        ],
+        ["assistant: Hi there"],
+        ["text Hi", "file https://e.org/a.png", "text  there"],
+        False,
+    ),
+    "blocks with another text": (
+        _data_between,
+        [{"role": "assistant", "content": [{"type": "text", "text": "Hello"}]}],
+        ["assistant: Hello"],
+        ["text Hello", "data-progress 1"],
+        True,
+    ),
+    "blocks alone": (
+        _nothing,
+        [{"role": "assistant", "content": [_THOUGHT, *_BLOCKS]}],
+        ["reasoning: Hm", "assistant: Hi there look(k)"],
+        ["reasoning Hm", "text Hi there", "tool-look k"],
+        False,
+    ),
+    "parts alone": (
+        _nothing,
+        [{"role": "assistant", "parts": [{"type": "text", "content": "Hi there"}]}],
+        ["assistant: Hi there"],
+        ["text Hi there"],
+        False,
+    ),
+    "thinking beside the content alone": (
+        _nothing,
+        [{"role": "assistant", "content": "Hi there", "thinking": "Hm", "tool_calls": None}],
+        ["reasoning: Hm", "assistant: Hi there"],
+        ["reasoning Hm", "text Hi there"],
+        False,
+    ),
+    "files alone": (
+        _nothing,
+        [
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+                    {"type": "image_url", "image_url": {"url": "https://e.org/a.png"}},
+                ],
+            }
+        ],
+        [],
+        ["file data:image/png;base64,aGk=", "file https://e.org/a.png"],
+        False,
+    ),
+    "a refusal": (
+        _nothing,
+        [{"role": "assistant", "content": None, "refusal": "I cannot."}],
+        ["assistant: I cannot."],
+        ["text I cannot."],
+        False,
+    ),
+    "other reasoning": (
+        _thought,
+        [{"role": "assistant", "content": "Hi there", "reasoning": "Well"}],
+        ["reasoning: Well", "assistant: Hi there"],
+        ["reasoning Well", "text Hi there"],
+        True,
+    ),
+    "reasoning that was not streamed": (
+        lambda out: out.text("Hi there"),
+        [{"role": "assistant", "content": "Hi there", "reasoning": "Well"}],
+        ["reasoning: Well", "assistant: Hi there"],
+        ["reasoning Well", "text Hi there"],
+        True,
+    ),
+    "a block of thinking that was not streamed": (
+        lambda out: out.text("Hi there"),
+        [{"role": "assistant", "content": [_THOUGHT, *_BLOCKS[:1]]}],
+        ["reasoning: Hm", "assistant: Hi there"],
+        ["reasoning Hm", "text Hi there"],
+        True,
+    ),
+    "another input that is equal in Python": (
+        lambda out: out.tool_call("k", "look", {"a": 1}),
+        [{"role": "assistant", "content": "", "tool_calls": [_call(arguments='{"a": true}')]}],
+        ["assistant:  look(k)"],
+        ["tool-look k"],
+        True,
+    ),
+    "another tool": (
+        lambda out: out.tool_call("k", "look", {"a": 1}),
+        [{"role": "assistant", "content": "", "tool_calls": [_call(name="find")]}],
+        ["assistant:  find(k)"],
+        ["tool-find k"],
+        True,
+    ),
+    "a role of Gemini": (
+        lambda out: out.text("Hi there"),
+        [{"role": "model", "parts": [{"text": "Hi there"}]}],
+        ["assistant: Hi there"],
+        ["text Hi there"],
+        False,
+    ),
+    "a role of LangChain": (
+        _nothing,
+        [{"role": "ai", "content": "Hi there", "tool_calls": [{"id": "k", "name": "look", "args": {}}]}],
+        ["assistant: Hi there look(k)"],
+        ["text Hi there", "tool-look k"],
+        False,
+    ),
+    "results of Anthropic": (
+        _looked,
+        [
+            {"role": "assistant", "content": _BLOCKS},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "k", "content": "found"}],
+            },
+            {"role": "assistant", "content": [{"type": "text", "text": "Done."}]},
+        ],
+        ["assistant: Hi there look(k)", "tool: found", "assistant: Done."],
+        ["text Hi there", "tool-look k found", "text Done."],
+        False,
+    ),
+    "a failure of Anthropic": (
+        _looked,
+        [
+            {"role": "assistant", "content": _BLOCKS},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "k", "content": "found", "is_error": True}
+                ],
+            },
+        ],
+        ["assistant: Hi there look(k)", "tool: found"],
+        ["text Hi there", "tool-look k found"],
+        True,
+    ),
+    "two results in a message": (
+        _nothing,
+        [
+            {"role": "assistant", "content": "", "tool_calls": [_call("a"), _call("b")]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "a", "content": "one"},
+                    {"type": "tool_result", "tool_use_id": "b", "content": [{"type": "text", "text": "2"}]},
+                ],
+            },
+        ],
+        ["assistant:  look(a) look(b)", "tool: one", "tool: 2"],
+        ["tool-look a one", "tool-look b 2"],
+        False,
+    ),
+    "results of Bedrock that were streamed": (
+        lambda out: [
+            *(out.tool_call(each, "look", {"a": 1}) for each in "ab"),
+            *(out.tool_result(each, {"n": each}) for each in "ab"),
+        ],
+        [
+            {"role": "assistant", "content": "", "tool_calls": [_call("a"), _call("b")]},
+            {
+                "role": "user",
+                "content": [
+                    {"toolResult": {"toolUseId": each, "content": [{"text": f'{{"n": "{each}"}}'}]}}
+                    for each in "ab"
+                ],
+            },
+        ],
+        ["assistant:  look(a) look(b)", 'tool: {"n": "a"}', 'tool: {"n": "b"}'],
+        ["tool-look a {'n': 'a'}", "tool-look b {'n': 'b'}"],
+        False,
+    ),
+    "a result that is no text": (
+        lambda out: [out.tool_call("k", "look", {"a": 1}), out.tool_result("k", {"n": 1})],
+        [
+            {"role": "assistant", "content": "", "tool_calls": [_call()]},
+            {"role": "tool", "tool_call_id": "k", "content": {"n": 1}},
+        ],
+        ["assistant:  look(k)", 'tool: {"n": 1}'],
+        ["tool-look k {'n': 1}"],
+        False,
+    ),
+    "the result of a server's tool": (
+        _nothing,
+        [
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "server_tool_use", "id": "k", "name": "web_search", "input": {}},
+                    {"type": "web_search_tool_result", "tool_use_id": "k", "content": "found"},
+                    {"type": "text", "text": "Done."},
+                ],
+            }
+        ],
+        ["assistant: Done. web_search(k)", "tool: found"],
+        ["tool-web_search k found", "text Done."],
+        False,
+    ),
+    "calls without ids": (
+        _nothing,
+        [
+            {
+                "role": "assistant",
+                "id": "m",
+                "content": "",
+                "tool_calls": [{"function": {"name": "look", "arguments": {"a": n}}} for n in (1, 2)],
+            },
+            {"role": "tool", "tool_name": "look", "content": "one"},
+            {"role": "tool", "tool_name": "look", "content": "two"},
+        ],
+        ["assistant:  look(m-call-1) look(m-call-2)", "tool: one", "tool: two"],
+        ["tool-look m-call-1 one", "tool-look m-call-2 two"],
+        True,
+    ),
+}
+
+
+def test_a_step_of_any_shape_is_in_the_history_and_at_clients(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        for streams, says, *_ in _SHAPES.values():
+            streams(out)
+            with turn.step() as step:
+                step.say(*says)
+
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    with Cells() as cells:
+        for (name, cell), (said, chunks) in zip(_SHAPES.items(), _steps(site), strict=True):
+            _, says, of_agui, of_ai, is_loaded = cell
+            with cells.check(name):
+                assert _in_ag_ui(said) == of_agui
+                assert _in_the_ai_sdk(said) == of_ai
+                _require_that_clients_hold(said, chunks)
+                assert chunks[-1]["snapshot"] is is_loaded
+                # A model sees what was said.
+                seen = [without_own_keys(message) for message in said]
+                assert seen == [{key: value for key, value in each.items() if key != "id"} for each in says]
+
+
+def test_a_call_that_a_step_asks_about_is_added_to_a_message_of_any_shape(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.text("Hi there")
+        with turn.step() as step:
+            step.say(shapes[turn.messages()[-1]["content"]])
+            step.ask_approval("c", "pay", {"a": 1})
+
+    text = {"type": "text", "text": "Hi there"}
+    shapes: dict[str, dict[str, Any]] = {
+        "text": {"role": "assistant", "content": "Hi there"},
+        "blocks": {"role": "assistant", "content": [text]},
+        "parts": {"role": "model", "parts": [{"text": "Hi there"}]},
+    }
+    with Cells() as cells:
+        for shape in shapes:
+            with cells.check(shape):
+                site = chatting(answer=answer)
+                _begun(site, content=shape)
+                site.drive("t")
+                (said,) = _history(site)[1:]
+                assert _in_ag_ui([said]) == ["assistant: Hi there pay(c)"]
+                assert without_own_keys(said) == shapes[shape]
+                ((_, chunks),) = _steps(site)
+                _require_that_clients_hold([said], chunks)
+                assert not chunks[-1]["snapshot"]
+
+
+@pytest.mark.parametrize("way", ["asks", "approves"])
+def test_a_call_in_an_answer_of_another_shape_is_found_in_a_later_step(chatting: Make, way: str) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        if turn.results:
+            with turn.step() as step:
+                result = {"type": "tool_result", "tool_use_id": "c", "content": "paid"}
+                step.say({"role": "user", "content": [result]})
+                step.end_turn()
+            return
+        with turn.step() as step:
+            calls = [{"type": "tool_use", "id": each, "name": "pay", "input": {}} for each in "cd"]
+            results = [{"type": "tool_result", "tool_use_id": "d", "content": "found"}]
+            step.say({"role": "assistant", "content": calls}, {"role": "user", "content": results})
+        with turn.step() as step:
+            step.ask_approval("c", "pay", {})
+
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    stored = _history(site)[1:]
+    assert _in_ag_ui(stored) == ["assistant:  pay(c) pay(d)", "tool: found"]
+    if way == "approves":
+        (call,) = async_to_sync(site.json)("GET", "threads/t/")["calls"]
+        given = {"approved": True, "digest": call["digest"]}
+        async_to_sync(site.json)("POST", "threads/t/calls/c/", given)
+        site.drive("t")
+        (_, shown) = async_to_sync(site.json)("GET", "threads/t/?format=ai")["messages"]
+        part = next(part for part in shown["parts"] if part.get("toolCallId") == "c")
+        assert (part["state"], part["output"]) == ("output-available", "paid")
+        assert part["approval"] == {"id": "c", "descriptor": {"digest": call["digest"]}, "approved": True}
+
+
+async def test_results_that_are_said_as_a_users_message_leave_the_user_alone(chatting: Make) -> None:
+    """Neither the client of a turn nor an answer that is made anew takes them for a message of the user."""
+
+    def answer(turn: Any, out: Any) -> None:
+        turns.append([message["role"] for message in turn.messages()])
+        call = {"type": "tool_use", "id": f"c{len(turns)}", "name": "look", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "found"}
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": [call]}, {"role": "user", "content": [result]})
+        tools.append(turn.load_client().tools)
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Done."})
+            step.end_turn()
+
+    turns: list[list[str]] = []
+    tools: list[Any] = []
+    site = chatting(answer=answer)
+    await site.request("POST", "agui/", run_input("t", tools=[{"name": "confirm"}]))
+    await sync_to_async(site.drive)("t")
+    (_, shown) = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+    assert [part.get("output") for part in shown["parts"] if part["type"] == "tool-look"] == ["found"]
+    body: dict[str, Any] = {"id": "t", "messages": [], "trigger": "regenerate-message"}
+    for is_named in (False, True):
+        (_, shown) = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+        await site.request("POST", "ai/", {**body, "messageId": shown["id"]} if is_named else body)
+        await sync_to_async(site.drive)("t")
+    assert turns == [["user"]] * 3
+    assert tools == [[{"name": "confirm"}]] * 3
+    assert len((await site.json("GET", "threads/t/?format=ai"))["messages"]) == 2
 
 
 def test_an_error_takes_back_the_step_and_ends_the_run(chatting: Make) -> None:

@@ -22,7 +22,7 @@ _CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments"
 _RESULT = {"role": "tool", "tool_call_id": "c", "content": '{"b": 2}', "id": "r"}
 
 
-def _assistant(content: str = "Yes.", **more: Any) -> dict[str, Any]:
+def _assistant(content: Any = "Yes.", **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, "id": "m", **more}
 
 
@@ -112,6 +112,140 @@ AGUI: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
         [
             {"id": "m-reasoning", "role": "reasoning", "content": "Well"},
             {"id": "m", "role": "assistant", "content": "Yes.", "toolCalls": [_agui_call()]},
+        ],
+    ),
+    "the roles of LangChain": (
+        [{"role": "human", "content": "Hi", "id": "u"}, {"role": "ai", "content": "Yes.", "id": "m"}],
+        [{"id": "u", "role": "user", "content": "Hi"}, {"id": "m", "role": "assistant", "content": "Yes."}],
+    ),
+    "the shape of Gemini": (
+        [
+            {"role": "user", "id": "u", "parts": [{"text": "Hi"}]},
+            {"role": "model", "id": "m", "parts": [{"functionCall": {"name": "look", "args": {"a": 1}}}]},
+            {
+                "role": "user",
+                "id": "r",
+                "parts": [{"functionResponse": {"name": "look", "response": {"b": 2}}}],
+            },
+            {"role": "model", "id": "n", "parts": [{"text": "Yes."}]},
+        ],
+        [
+            {"id": "u", "role": "user", "content": "Hi"},
+            {
+                "id": "m",
+                "role": "assistant",
+                "content": "",
+                "toolCalls": [{**_agui_call(), "id": "m-call-1"}],
+            },
+            {"id": "r", "role": "tool", "toolCallId": "m-call-1", "content": '{"b": 2}'},
+            {"id": "n", "role": "assistant", "content": "Yes."},
+        ],
+    ),
+    "a function of chat completions": (
+        [
+            _assistant("", function_call={"name": "look", "arguments": '{"a": 1}'}),
+            {"role": "function", "name": "look", "content": '{"b": 2}', "id": "r"},
+        ],
+        [
+            {
+                "id": "m",
+                "role": "assistant",
+                "content": "",
+                "toolCalls": [{**_agui_call(), "id": "m-call-1"}],
+            },
+            {"id": "r", "role": "tool", "toolCallId": "m-call-1", "content": '{"b": 2}'},
+        ],
+    ),
+    "results of Anthropic, with and without text": (
+        [
+            {
+                "role": "user",
+                "id": "r",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "1"}]},
+                    {"type": "tool_result", "tool_use_id": "d", "content": "No.", "is_error": True},
+                ],
+            },
+            {
+                "role": "user",
+                "id": "s",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "e", "content": "3"},
+                    {"type": "text", "text": "And?"},
+                ],
+            },
+        ],
+        [
+            {"id": "r", "role": "tool", "toolCallId": "c", "content": "1"},
+            {"id": "r-result-1", "role": "tool", "toolCallId": "d", "content": "No.", "error": "No."},
+            {"id": "s-result-0", "role": "tool", "toolCallId": "e", "content": "3"},
+            {"id": "s", "role": "user", "content": [{"type": "text", "text": "And?"}]},
+        ],
+    ),
+    "several results of a tool's message": (
+        [
+            {
+                "role": "tool",
+                "id": "r",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": each, "content": each.upper()} for each in "cd"
+                ],
+                "chat": {"results": ["r", "streamed"]},
+            }
+        ],
+        [
+            {"id": "r", "role": "tool", "toolCallId": "c", "content": "C"},
+            {"id": "streamed", "role": "tool", "toolCallId": "d", "content": "D"},
+        ],
+    ),
+    "a failure of LangChain": (
+        [{"role": "tool", "tool_call_id": "c", "content": "No.", "status": "error", "id": "r"}],
+        [{"id": "r", "role": "tool", "toolCallId": "c", "content": "No.", "error": "No."}],
+    ),
+    "parts that do not refer to all that the message says": (
+        [
+            _assistant(
+                [
+                    {"type": "text", "text": "Yes."},
+                    {"type": "tool_use", "id": "c", "name": "look", "input": 1},
+                ],
+                chat={"parts": [{"type": "data", "name": "n", "value": 1}]},
+            )
+        ],
+        [{"id": "m", "role": "assistant", "content": "Yes.", "toolCalls": [_agui_call("1")]}],
+    ),
+    "parts of users in other shapes": (
+        [
+            {
+                "role": "user",
+                "id": "u",
+                "content": [
+                    "Hi",
+                    {"type": "input_text", "text": "See"},
+                    {
+                        "type": "image",
+                        "source": {"type": "base64", "media_type": "image/png", "data": "aGk="},
+                    },
+                ],
+            }
+        ],
+        [
+            {
+                "id": "u",
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "Hi"},
+                    {"type": "text", "text": "See"},
+                    {
+                        "type": "image",
+                        "source": {
+                            "type": "url",
+                            "value": "data:image/png;base64,aGk=",
+                            "mimeType": "image/png",
+                        },
+                    },
+                ],
+            }
         ],
     ),
     "files of a user": (

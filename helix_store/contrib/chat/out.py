@@ -26,7 +26,20 @@ from helix_store import (
     call_digest,
     new_id,
 )
-from helix_store.contrib.chat.stored import ADDED, OWN, as_text, called, entries, parsed
+from helix_store.contrib.chat.stored import (
+    ADDED,
+    OWN,
+    Piece,
+    as_text,
+    entries,
+    entries_of,
+    is_of_agent,
+    is_plain,
+    own_id,
+    parsed,
+    role_of,
+    usual_pieces,
+)
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import async_twin
 from helix_store.stores.step import may_wait_here
@@ -40,6 +53,8 @@ __all__ = ["BOUNDARIES", "Out", "Writer", "decision_of", "open_stream", "told_er
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
 """How often a writer checks its fence and looks for a request to stop, beside what the stream shows."""
 _LONGEST_DELTA: Final = 60_000
+_LONGEST_KEPT_INPUT: Final = 20_000
+"""The longest JSON text of a call's input that is stored again because it was streamed with other spaces."""
 _SHARE: Final = 5
 _LONGEST_INTERVAL: Final = 0.15
 """A write of w seconds is followed by at least 5 w without one, but no more than this many seconds."""
@@ -440,9 +455,9 @@ class Writer:
                 kept, is_same = self._match(message, results)
                 stored.append(kept)
                 is_shown = is_shown and is_same
-            asking = next((each for each in reversed(stored) if _can_take_calls(each)), None)
+            asking = next((each for each in reversed(stored) if role_of(each) == "assistant"), None)
             if asking is None and new:
-                asking, is_same = self._match_assistant(
+                asking, is_same = self._match_answer(
                     {"role": "assistant", "content": ""}, {"step": self.step_number, ADDED: True}
                 )
                 stored.append(asking)
@@ -452,7 +467,7 @@ class Writer:
                 for call_id, call in new.items():
                     self._add_call(asking, call_id, call)
             is_shown = is_shown and all(said.is_matched for said in self._said)
-            own = [message for message in stored if message.get("role") == "assistant"]
+            own = [message for message in stored if role_of(message) == "assistant"]
             if own and usage:
                 own[-1][OWN]["usage"] = list(usage)
         return stored, is_shown
@@ -462,7 +477,7 @@ class Writer:
         last = _LOOK_BACK
         while True:
             history = self._store.session(self._session_id).messages(last=last)
-            answer = list(takewhile(_is_of_agent, reversed(history)))
+            answer = list(takewhile(is_of_agent, reversed(history)))
             if len(answer) < len(history) or len(history) < last:
                 return answer
             last *= 10
@@ -470,82 +485,80 @@ class Writer:
     def _match(
         self, message: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]
     ) -> tuple[dict[str, Any], bool]:
-        role = message.get("role")
         own: dict[str, Any] = {"step": self.step_number}
-        if role == "assistant":
-            return self._match_assistant(message, own)
-        if role == "tool":
-            return self._match_tool(message, own, results)
-        kept = {**message, "id": message.get("id") or new_id(), OWN: own}
-        # Other roles are rare in what an agent says: readers load them.
-        return kept, False
+        if role_of(message) == "assistant":
+            kept, is_shown = self._match_answer(message, own)
+        else:
+            kept = {**message, "id": own_id(message) or new_id(), OWN: own}
+            # What others say is rare in a step: readers load it.
+            is_shown = all(entry.role == "tool" for entry in entries_of(kept, 0))
+        return kept, self._match_results(kept, results) and is_shown
 
-    def _match_tool(
-        self, message: Mapping[str, Any], own: dict[str, Any], results: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[dict[str, Any], bool]:
-        call_id = message.get("tool_call_id")
-        content = message.get("content")
-        said = next(
-            (
-                said
-                for said in self._said
-                if said.role == "tool" and said.call_id == call_id and not said.is_matched
-            ),
-            None,
-        )
-        is_shown = isinstance(content, str) and message.get("error") is None
-        if said is None:
-            said = _Said(message.get("id") or new_id(), role="tool")
-            if is_shown and isinstance(call_id, str):
+    def _match_results(self, kept: dict[str, Any], results: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Match the results in a message, and return whether the stream shows them as they are."""
+        own = kept[OWN]
+        found = [entry for entry in entries_of(kept, 0) if entry.role == "tool"]
+        streamed = [self._streamed_result(entry.call_id) for entry in found]
+        if found and found[0].id == kept["id"] and streamed[0] is not None:
+            kept["id"] = streamed[0].id
+        usual = [entry.id for entry in entries_of(kept, 0) if entry.role == "tool"]
+        ids = [each if said is None else said.id for each, said in zip(usual, streamed, strict=True)]
+        if ids != usual:
+            own["results"] = ids
+        is_shown = True
+        for entry, entry_id, said in zip(found, ids, streamed, strict=True):
+            if said is not None:
+                is_shown = is_shown and entry.error is None and entry.content == said.content
+            elif entry.error is None and entry.call_id:
                 self._open.pop(None, None)
-                self.add({"type": "result", "m": said.id, "c": call_id, "content": content})
+                chunk = {"type": "result", "m": entry_id, "c": entry.call_id, "content": entry.content}
+                self.add(chunk)
             else:
                 is_shown = False
-        else:
-            is_shown = is_shown and said.content == content
-        said.is_matched = True
-        answer = results.get(call_id) if isinstance(call_id, str) else None
-        if answer is not None and answer.get("approval_id") is not None:
-            own["approval"] = decision_of(answer)
-        return {**message, "id": said.id, OWN: own}, is_shown
+        decisions = {
+            entry.call_id: decision_of(results[entry.call_id])
+            for entry in found
+            if results.get(entry.call_id, {}).get("approval_id") is not None
+        }
+        if decisions and len(found) == 1:
+            (own["approval"],) = decisions.values()
+        elif decisions:
+            own["approvals"] = decisions
+        return is_shown
 
-    def _match_assistant(
-        self, message: Mapping[str, Any], own: dict[str, Any]
-    ) -> tuple[dict[str, Any], bool]:
+    def _streamed_result(self, call_id: str) -> _Said | None:
+        """Return the result of a call that is in the stream, once."""
+        for said in self._said:
+            if said.role == "tool" and said.call_id == call_id and not said.is_matched:
+                said.is_matched = True
+                return said
+        return None
+
+    def _match_answer(self, message: Mapping[str, Any], own: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         said = next((said for said in self._said if said.role == "assistant" and not said.is_matched), None)
-        content = message.get("content")
-        text = content if isinstance(content, str) else ""
-        calls = [called(call) for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
         if said is None:
-            said = _Said(message.get("id") or new_id(), is_matched=True)
-            kept = {**message, "id": said.id, OWN: own}
-            if not (content is None or isinstance(content, str)):
-                return kept, False
-            reasoning = message.get("reasoning")
-            if isinstance(reasoning, str) and reasoning:
-                self.add({"type": "reasoning", "m": said.id, "i": 0, "d": reasoning})
-            if text:
-                self.add({"type": "text", "m": said.id, "i": 0, "d": text})
-            for call in calls:
-                self._stream_call(said.id, *call)
-            return kept, True
+            said = _Said(own_id(message) or new_id())
         said.is_matched = True
-        is_shown = content is None or isinstance(content, str)
-        is_shown = is_shown and said.text("text") == text
-        for call_id, name, arguments in calls:
-            part = said.call(call_id)
-            if part is None:
-                self._stream_call(said.id, call_id, name, arguments)
-                said.parts.append({"type": "call", "id": call_id, "name": name, "text": arguments})
-            elif part["name"] != name or parsed(part["text"]) != parsed(arguments):
-                is_shown = False
-                part["text"] = arguments
-        ids = {call_id for call_id, *_ in calls}
-        if any(part["type"] == "call" and part["id"] not in ids for part in said.parts):
-            is_shown = False
         kept = {**message, "id": said.id, OWN: own}
-        _keep_parts(kept, own, said, text, {call[0]: call[2] for call in calls})
-        return kept, is_shown
+        usual = usual_pieces(kept, said.id)
+        is_silent = all(part["type"] not in _ANSWER for part in said.parts)
+        files = {part["url"] for part in said.parts if part["type"] == "file"}
+        for piece in usual:
+            if piece.kind == "call" and said.call(piece.id) is None:
+                self._stream_call(said.id, piece.id, piece.name, piece.text)
+                said.parts.append({"type": "call", "id": piece.id, "name": piece.name, "text": piece.text})
+            elif is_silent and piece.kind in _WORDS:
+                number = sum(part["type"] == piece.kind for part in said.parts)
+                self.add({"type": piece.kind, "m": said.id, "i": number, "d": piece.text})
+                said.parts.append({"type": piece.kind, "text": piece.text})
+            elif is_silent and piece.kind == "file" and piece.text not in files:
+                part = {"type": "file", "url": piece.text, "media_type": piece.name}
+                self.add({**part, "m": said.id})
+                said.parts.append(part)
+        streamed = [_key_of_part(part) for part in said.parts]
+        _keep_parts(kept, said, usual)
+        answer, *_ = entries_of(kept, 0)
+        return kept, streamed == [_key_of_piece(piece) for piece in answer.pieces]
 
     def _stream_call(self, message_id: str, call_id: str, name: str, arguments: str) -> None:
         self.add({"type": "input", "m": message_id, "c": call_id, "name": name, "d": arguments})
@@ -556,7 +569,7 @@ class Writer:
         arguments = json.dumps(call.get("input"), ensure_ascii=False)
         own = message[OWN]
         if "parts" not in own:
-            own["parts"] = _usual_parts(message)
+            own["parts"] = _usual_parts(usual_pieces(message, message["id"]))
         own["parts"].append(
             {"type": "call", "id": call_id, "name": call["tool_name"], "arguments": arguments}
         )
@@ -581,14 +594,6 @@ def decision_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     return decision
 
 
-def _is_of_agent(message: Mapping[str, Any]) -> bool:
-    return message.get("role") in ("assistant", "tool")
-
-
-def _can_take_calls(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "assistant" and isinstance(message.get("content"), str | None)
-
-
 def _without_calls_of(
     asked: Mapping[str, Mapping[str, Any]], messages: Iterable[Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
@@ -596,47 +601,113 @@ def _without_calls_of(
     return {call_id: call for call_id, call in asked.items() if call_id not in made}
 
 
-def _usual_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+# --- What is stored of what was streamed -----------------------------------------------------------------
+
+
+def _key_of_part(part: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what distinguishes a streamed part for clients, as `_key_of_piece` does for what is stored."""
+    kind = part["type"]
+    if kind == "call":
+        return kind, part["id"], part["name"], part["text"]
+    if kind == "file":
+        return kind, part["url"], part["media_type"]
+    if kind == "data":
+        return kind, part["name"]
+    return (kind, part["said"].id) if kind == "agent" else (kind, part["text"])
+
+
+def _key_of_piece(piece: Piece) -> tuple[str, ...]:
+    if piece.kind == "call":
+        return piece.kind, piece.id, piece.name, piece.text
+    if piece.kind == "file":
+        return piece.kind, piece.text, piece.name
+    # Data and messages of sub-agents are stored as they were streamed.
+    return piece.kind, {"data": piece.name, "agent": piece.id}.get(piece.kind, piece.text)
+
+
+def _keep_parts(kept: dict[str, Any], said: _Said, usual: Sequence[Piece]) -> None:
+    """Add to a message what it does not say itself, and the order of its parts if it is not the usual one.
+
+    ``usual`` is what it says itself.
+    """
+    reasoning = said.text("reasoning")
+    is_unsaid = bool(reasoning) and not any(piece.kind == "reasoning" for piece in usual)
+    if is_unsaid and is_plain(kept):
+        kept["reasoning"] = reasoning
+        kept[OWN]["reasoning"] = True
+        usual = usual_pieces(kept, said.id)
+        is_unsaid = False
+    parts = _stored_parts(said, usual, keeps_reasoning=is_unsaid)
+    if not (_is_said(usual, said, "text") and (is_unsaid or _is_said(usual, said, "reasoning"))):
+        # The text is not what was streamed: it comes first, and everything else in the streamed order.
+        words = [part for part in parts if "text" in part]
+        words += [part for part in _usual_parts(usual) if part["type"] in _WORDS]
+        parts = [*words, *(part for part in parts if part["type"] not in _WORDS)]
+    if parts != _usual_parts(usual):
+        kept[OWN]["parts"] = parts
+
+
+_WORDS: Final = ("text", "reasoning")
+_ANSWER: Final = (*_WORDS, "call")
+
+
+def _is_said(usual: Iterable[Piece], said: _Said, kind: str) -> bool:
+    return said.text(kind) == "".join(piece.text for piece in usual if piece.kind == kind)
+
+
+def _usual_parts(usual: Iterable[Piece]) -> list[dict[str, Any]]:
+    """Return the parts that refer to all that a message says itself, in its order."""
     parts: list[dict[str, Any]] = []
-    for kind, key in (("reasoning", "reasoning"), ("text", "content")):
-        text = message.get(key)
-        if isinstance(text, str) and text:
-            parts.append({"type": kind, "length": len(text)})
-    parts += [{"type": "call", "id": called(call)[0]} for call in message.get("tool_calls") or ()]
+    files = 0
+    for piece in usual:
+        if piece.kind == "call":
+            parts.append({"type": "call", "id": piece.id})
+        elif piece.kind == "file":
+            parts.append({"type": "file", "number": files, "media_type": piece.name})
+            files += 1
+        else:
+            parts.append({"type": piece.kind, "length": len(piece.text)})
     return parts
 
 
-def _keep_parts(
-    kept: dict[str, Any], own: dict[str, Any], said: _Said, text: str, arguments: Mapping[str, str]
-) -> None:
-    """Add to a message what it does not say itself, and the order of its parts if it is not the usual one."""
-    reasoning = said.text("reasoning")
-    if reasoning and "reasoning" not in kept:
-        kept["reasoning"] = reasoning
-        own["reasoning"] = True
-    parts = [_stored_part(part, arguments) for part in said.parts]
-    has_all = said.text("text") == text and kept.get("reasoning", "") == reasoning
-    if not has_all:
-        # The text is not what was streamed: keep the order, with the text that was said first.
-        parts = [part for part in parts if part["type"] not in ("text", "reasoning")]
-        parts = [part for part in _usual_parts(kept) if part["type"] in ("text", "reasoning")] + parts
-    parts = [part for part in parts if part["type"] != "call" or part["id"] in arguments]
-    if parts != _usual_parts(kept):
-        own["parts"] = parts
+def _stored_parts(
+    said: _Said, usual: Sequence[Piece], *, keeps_reasoning: bool = False
+) -> list[dict[str, Any]]:
+    """Return the parts of a message in the streamed order, without calls that the message does not make."""
+    calls = {piece.id: piece.text for piece in usual if piece.kind == "call"}
+    files: list[str | None] = [piece.text for piece in usual if piece.kind == "file"]
+    stored: list[dict[str, Any]] = []
+    for part in said.parts:
+        kind = part["type"]
+        if kind == "reasoning" and keeps_reasoning:
+            stored.append({"type": kind, "text": part["text"]})
+        elif kind in _WORDS:
+            stored.append({"type": kind, "length": len(part["text"])})
+        elif kind == "agent":
+            message = _message_of_agent(part["said"])
+            stored.append({"type": kind, "agent": dict(part["agent"]), "message": message})
+        elif kind == "file" and part["url"] in files:
+            number = files.index(part["url"])
+            stored.append({"type": kind, "number": number, "media_type": part["media_type"]})
+            files[number] = None
+        elif kind != "call":
+            stored.append(dict(part))
+        elif part["id"] in calls:
+            stored.append(_stored_call(part, calls[part["id"]]))
+    return stored
 
 
-def _stored_part(part: Mapping[str, Any], arguments: Mapping[str, str]) -> dict[str, Any]:
-    kind = part["type"]
-    if kind in ("text", "reasoning"):
-        return {"type": kind, "length": len(part["text"])}
-    if kind == "call":
-        stored = {"type": "call", "id": part["id"]}
-        if part["text"] != arguments.get(part["id"]):
-            stored["arguments"] = part["text"]
-        return stored
-    if kind == "agent":
-        return {"type": "agent", "agent": dict(part["agent"]), "message": _message_of_agent(part["said"])}
-    return dict(part)
+def _stored_call(part: Mapping[str, Any], arguments: str) -> dict[str, Any]:
+    stored = {"type": "call", "id": part["id"]}
+    text = part["text"]
+    if text != arguments and len(text) <= _LONGEST_KEPT_INPUT and _is_same_json(text, arguments):
+        stored["arguments"] = text
+    return stored
+
+
+def _is_same_json(text: str, other: str) -> bool:
+    # In Python, true and 1 are equal.
+    return json.dumps(parsed(text), sort_keys=True) == json.dumps(parsed(other), sort_keys=True)
 
 
 def _message_of_agent(said: _Said) -> dict[str, Any]:
@@ -655,8 +726,9 @@ def _message_of_agent(said: _Said) -> dict[str, Any]:
         ]
     if reasoning := said.text("reasoning"):
         message["reasoning"] = reasoning
-    parts = [_stored_part(part, {call["id"]: call["text"] for call in calls}) for part in said.parts]
-    if parts != _usual_parts(message):
+    usual = usual_pieces(message, said.id)
+    parts = _stored_parts(said, usual)
+    if parts != _usual_parts(usual):
         message[OWN] = {"parts": parts}
     return message
 

@@ -1,11 +1,17 @@
 """The messages of a thread as they are stored, and as both protocols read them. Pure Python.
 
-A stored message has the chat-completions shape. Beside it, a message has an ``id``, ``reasoning`` if the
-agent streamed any, and ``chat``: the number of the step that said it (``step``), the order of its parts if it
-is not the usual one (``parts``), the decision of an approval that a tool's result belongs to (``approval``),
-the tokens (``usage``), the ids of calls that its step asks about and has not made (``asks``), true if the
-chat has added it because the step has said nothing (``added``), and for a user's message what the client sent
-with it (``client``) and the metadata of the UI message (``metadata``).
+A stored message has the chat-completions shape, or another one that `core.transcript` reads. Beside it, a
+message has an ``id``, ``reasoning`` if the agent streamed any, and ``chat``: the number of the step that said
+it (``step``), the order of its parts if it is not the usual one (``parts``), the ids of its results if it has
+others than the usual ones (``results``), the decision of an approval that a tool's result belongs to
+(``approval``, or ``approvals`` by call if it has several results), the tokens (``usage``), the ids of calls
+that its step asks about and has not made (``asks``), true if the chat has added it because the step has said
+nothing (``added``), and for a user's message what the client sent with it (``client``) and the metadata of
+the UI message (``metadata``).
+
+An entry of ``parts`` refers to what the message says itself, so that nothing is stored twice: a ``length`` of
+its text or of its reasoning, the ``id`` of a call, the ``number`` of a file. What the message does not say is
+in the entry.
 """
 
 from __future__ import annotations
@@ -13,29 +19,33 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from helix_store.core.transcript import parts_of
+from helix_store.core.transcript import ROLES, Part, parts_of
 
 __all__ = [
     "Entry",
     "Piece",
     "answer_id",
     "as_text",
-    "called",
     "entries",
-    "entry",
+    "entries_of",
     "id_at",
     "id_of_post",
     "is_added",
     "is_data",
+    "is_of_agent",
+    "is_of_user",
+    "is_plain",
     "may_be_given",
     "own_id",
     "parsed",
     "reasoning_id",
+    "role_of",
     "text_id",
+    "usual_pieces",
     "without_own_keys",
 ]
 
@@ -67,13 +77,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One stored message. ``content`` is what it says: text, or for users also a list of parts."""
+    """A stored message, or one of the results in it. ``content`` is what it says: text, or for users also a
+    list of parts. ``name`` is the tool of a result that does not name its call.
+    """
 
     id: str
     role: str
     content: Any = ""
     pieces: Sequence[Piece] = ()
     call_id: str = ""
+    name: str = ""
     error: str | None = None
     step: int | None = None
     approval: Mapping[str, Any] | None = None
@@ -112,15 +125,6 @@ def parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def called(call: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the id, the name and the JSON text of the input of an entry of ``tool_calls``."""
-    function = call.get("function")
-    inner = function if isinstance(function, Mapping) else call
-    arguments: Any = next((inner[key] for key in ("arguments", "input", "args") if key in inner), {})
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return str(call.get("id", "")), str(inner.get("name", "")), text or "{}"
 
 
 def without_own_keys(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,18 +179,71 @@ def may_be_given(message_id: str) -> bool:
     return _GIVEN.fullmatch(message_id) is not None
 
 
+def role_of(message: Mapping[str, Any]) -> str:
+    """Return the role of a message under the name that it has in chat completions."""
+    role = str(message.get("role", ""))
+    return "tool" if role == "function" else ROLES.get(role, role)
+
+
+def is_of_user(message: Mapping[str, Any]) -> bool:
+    """Return whether a user has said a message. Some models get the results of tools as messages of users."""
+    return role_of(message) == "user" and any(entry.role == "user" for entry in entries_of(message, 0))
+
+
+def is_of_agent(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is an answer, or results of tools."""
+    return all(entry.role in ("assistant", "tool") for entry in entries_of(message, 0))
+
+
 def entries(messages: Iterable[Mapping[str, Any]], first: int = 0) -> list[Entry]:
-    return [entry(message, number) for number, message in enumerate(messages, first)]
+    """Read stored messages. ``first`` is the index of the first one."""
+    found = [entry for number, message in enumerate(messages, first) for entry in entries_of(message, number)]
+    if any(entry.role == "tool" and not entry.call_id for entry in found):
+        return list(_with_calls(found))
+    return found
 
 
-def entry(message: Mapping[str, Any], number: int) -> Entry:
-    """Read a stored message; ``number`` is its index, which names a message that has no id of its own."""
+def _with_calls(found: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield entries. A result without the id of its call is that of the oldest open call of its tool."""
+    names: dict[str, str] = {}
+    for entry in found:
+        names |= {call.id: call.name for call in entry.calls}
+        if entry.role != "tool":
+            yield entry
+            continue
+        call_id = entry.call_id or next((key for key, name in names.items() if name == entry.name), "")
+        names.pop(call_id, None)
+        yield replace(entry, call_id=call_id)
+
+
+def entries_of(message: Mapping[str, Any], number: int) -> list[Entry]:
+    """Read a stored message; ``number`` is its index, which names a message that has no id of its own.
+
+    A message can hold the results of several tools, each of which is an entry. If it says something else too,
+    this comes first for an answer and last for other roles, and has the id of the message.
+    """
     own = message.get(OWN)
     own = own if isinstance(own, Mapping) else {}
     message_id = own_id(message) or id_at(number)
-    role = str(message.get("role", ""))
-    if role in ("tool", "function"):
-        return _tool(message, message_id, own)
+    role = role_of(message)
+    if role == "tool":
+        return _results(message, _parts_of_tool(message), own, message_id, has_id=True)
+    if is_plain(message) or (role != "assistant" and _is_posted(message.get("content"))):
+        return [_said(message, role, own, message_id)]
+    parts = _parts({**message, "role": role})
+    results = [part for part in parts if part.kind == "result"]
+    if role == "assistant":
+        said = _said(message, role, own, message_id)
+        return [said, *_results(message, results, own, message_id, has_id=False)]
+    if results and len(results) == len(parts):
+        return _results(message, results, own, message_id, has_id=True)
+    return [
+        *_results(message, results, own, message_id, has_id=False),
+        _said(message, role, own, message_id),
+    ]
+
+
+def _said(message: Mapping[str, Any], role: str, own: Mapping[str, Any], message_id: str) -> Entry:
     if role != "assistant":
         return Entry(
             id=message_id,
@@ -195,7 +252,9 @@ def entry(message: Mapping[str, Any], number: int) -> Entry:
             answer=own.get("answer"),
             metadata=own.get("metadata"),
         )
-    pieces = _pieces(message, message_id, own)
+    pieces = usual_pieces(message, message_id)
+    if "parts" in own:
+        pieces = _in_order(pieces, own["parts"])
     return Entry(
         id=message_id,
         role=role,
@@ -207,84 +266,204 @@ def entry(message: Mapping[str, Any], number: int) -> Entry:
     )
 
 
+# --- Results of tools, and what users say ----------------------------------------------------------------
+
+
+def _results(
+    message: Mapping[str, Any],
+    results: Sequence[Part],
+    own: Mapping[str, Any],
+    message_id: str,
+    *,
+    has_id: bool,
+) -> list[Entry]:
+    """Return the results in a message. If they are all of it (``has_id``), the first one has its id."""
+    given, approvals, error = own.get("results", ()), own.get("approvals", {}), message.get("error")
+    found = []
+    for index, part in enumerate(results):
+        usual = message_id if has_id and index == 0 else f"{message_id}-result-{index}"
+        failure = error if isinstance(error, str) else part.text if part.is_error else None
+        found.append(
+            Entry(
+                id=given[index] if index < len(given) else usual,
+                role="tool",
+                content=part.text,
+                call_id=part.call_id or "",
+                name=part.name,
+                error=failure,
+                step=own.get("step"),
+                approval=approvals.get(part.call_id, own.get("approval")),
+            )
+        )
+    return found
+
+
+def _parts_of_tool(message: Mapping[str, Any]) -> list[Part]:
+    call_id, content = message.get("tool_call_id"), message.get("content")
+    if isinstance(call_id, str) and isinstance(content, str) and message.keys() <= _SIMPLE_RESULT:
+        return [Part(kind="result", text=content, call_id=call_id)]
+    parts = _parts({**message, "role": "tool"})
+    return [part for part in parts if part.kind == "result"]
+
+
+_SIMPLE_RESULT: Final = frozenset({"role", "tool_call_id", "content", "id", "name", "error", OWN})
+
+
+def _parts(message: Mapping[str, Any]) -> list[Part]:
+    """Return the parts of a message of any shape, in which the chat's keys have no meaning."""
+    return parts_of({key: value for key, value in message.items() if key not in ("id", OWN)})
+
+
+def _is_posted(content: Any) -> bool:
+    """Return whether content has the parts that clients post, which have the form of chat completions."""
+    return isinstance(content, list) and all(map(_is_posted_part, content))
+
+
+def _is_posted_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and (part.get("type") in _POSTED or is_data(part))
+
+
+_POSTED: Final = frozenset({"text", "image_url", "file"})
+
+
 def _content(message: Mapping[str, Any]) -> Any:
     content = message.get("content")
-    if isinstance(content, str | list):
+    if isinstance(content, str):
         return content
-    return "\n".join(part.text for part in parts_of(message) if part.kind == "text")
+    if isinstance(content, list):
+        return [
+            part
+            for each in content
+            for part in ([each] if _is_posted_part(each) else _as_posted(_parts({"content": [each]})))
+        ]
+    parts = list(_as_posted(_parts(message)))
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
 
 
-def _tool(message: Mapping[str, Any], message_id: str, own: Mapping[str, Any]) -> Entry:
-    call_id, content = message.get("tool_call_id"), message.get("content")
-    if not isinstance(call_id, str) or not isinstance(content, str):
-        results = [part for part in parts_of(message) if part.kind == "result"]
-        call_id = call_id or next((part.call_id for part in results if part.call_id), "")
-        content = content if isinstance(content, str) else "\n".join(part.text for part in results)
-    error = message.get("error")
-    return Entry(
-        id=message_id,
-        role="tool",
-        content=content,
-        call_id=str(call_id),
-        error=error if isinstance(error, str) else None,
-        step=own.get("step"),
-        approval=own.get("approval"),
-    )
+def _as_posted(parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
+    """Yield texts and files in the form of chat completions."""
+    for part in parts:
+        if part.kind == "text":
+            yield {"type": "text", "text": part.text}
+        elif (url := _url(part)) is not None:
+            stored: dict[str, Any] = {"type": "file", "file": {"file_data": url}}
+            if part.name.partition("/")[0] == "image":
+                stored = {"type": "image_url", "image_url": {"url": url}}
+            media_type = _media_type(part)
+            yield {**stored, "media_type": media_type} if media_type else stored
 
 
-def _pieces(message: Mapping[str, Any], message_id: str, own: Mapping[str, Any]) -> list[Piece]:
-    if "parts" in own:
-        return _in_order(message, own["parts"])
-    content, calls, reasoning = message.get("content"), message.get("tool_calls"), message.get("reasoning")
-    if not (content is None or isinstance(content, str)) or not set(message) <= _SIMPLE:
-        return _of_any_shape(message)
+def _url(part: Part) -> str | None:
+    """Return the URL of a file that clients can load."""
+    if part.kind != "file":
+        return None
+    if part.text.startswith(("http:", "https:", "data:", "/")):
+        return part.text
+    return None if part.data is None else f"data:{_media_type(part)};base64,{part.data}"
+
+
+def _media_type(part: Part) -> str:
+    return part.name if "/" in part.name else ""
+
+
+# --- What an answer says ---------------------------------------------------------------------------------
+
+
+def is_plain(message: Mapping[str, Any]) -> bool:
+    """Return whether a message says no more than chat completions have: text, calls and reasoning as text."""
+    keys = {key for key, value in message.items() if value not in _EMPTY}
+    if not keys <= _SIMPLE:
+        return False
+    kinds = (("content", str), ("reasoning", str), ("tool_calls", list))
+    return all(key not in keys or isinstance(message[key], kind) for key, kind in kinds)
+
+
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+_SIMPLE: Final = frozenset({"role", "content", "tool_calls", "id", "reasoning", "name", OWN})
+
+
+def usual_pieces(message: Mapping[str, Any], message_id: str) -> list[Piece]:
+    """Return what an assistant's message says itself, in the order in which it says it."""
+    if not is_plain(message):
+        return _of_any_shape(message, message_id)
     pieces = []
-    if isinstance(reasoning, str) and reasoning:
+    if reasoning := message.get("reasoning"):
         pieces.append(Piece(kind="reasoning", text=reasoning))
-    if content:
+    if content := message.get("content"):
         pieces.append(Piece(kind="text", text=content))
-    for call in calls if isinstance(calls, list) else ():
+    for number, call in enumerate(message.get("tool_calls") or (), 1):
         if isinstance(call, Mapping):
-            call_id, name, text = called(call)
-            pieces.append(Piece(kind="call", id=call_id, name=name, text=text))
+            pieces.append(_call(call, _id_of_call(message_id, number)))
     return pieces
 
 
-_SIMPLE: Final = frozenset({"role", "content", "tool_calls", "id", "reasoning", "name", "refusal", OWN})
+def _id_of_call(message_id: str, number: int) -> str:
+    """Return the id of a call that has none of its own."""
+    return f"{message_id}-call-{number}"
 
 
-def _of_any_shape(message: Mapping[str, Any]) -> list[Piece]:
+def _call(call: Mapping[str, Any], usual_id: str) -> Piece:
+    """Return the piece of an entry of ``tool_calls``."""
+    function = call.get("function")
+    inner = function if isinstance(function, Mapping) else call
+    arguments: Any = next((inner[key] for key in ("arguments", "input", "args") if key in inner), {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    own = str(call.get("id") or usual_id)
+    return Piece(kind="call", id=own, name=str(inner.get("name", "")), text=text or "{}")
+
+
+def _of_any_shape(message: Mapping[str, Any], message_id: str) -> list[Piece]:
     pieces = []
-    for part in parts_of(message):
-        if part.kind == "text":
+    calls = 0
+    for part in _parts({**message, "role": "assistant"}):
+        if part.kind == "text" and part.text:
             pieces.append(Piece(kind="text", text=part.text))
         elif part.kind == "thinking":
             pieces.append(Piece(kind="reasoning", text=part.text))
         elif part.kind == "call":
-            pieces.append(Piece(kind="call", id=part.call_id or "", name=part.name, text=part.text or "{}"))
-        elif part.kind == "file" and part.text.startswith(("http:", "https:", "data:", "/")):
-            pieces.append(Piece(kind="file", text=part.text, name=part.name))
+            calls += 1
+            call_id = part.call_id or _id_of_call(message_id, calls)
+            pieces.append(Piece(kind="call", id=call_id, name=part.name, text=part.text or "{}"))
+        elif (url := _url(part)) is not None:
+            pieces.append(Piece(kind="file", text=url, name=part.name))
     return pieces
 
 
-def _in_order(message: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> list[Piece]:
-    texts = {"text": message.get("content") or "", "reasoning": message.get("reasoning") or ""}
-    calls = {called(call)[0]: called(call) for call in message.get("tool_calls") or ()}
+def _in_order(usual: Sequence[Piece], parts: Iterable[Mapping[str, Any]]) -> list[Piece]:
+    """Return what a message says and what the chat has added to it, in the order of its parts.
+
+    What the parts do not refer to comes last: nothing that a message says is left out.
+    """
+    texts = {
+        kind: "".join(piece.text for piece in usual if piece.kind == kind) for kind in ("reasoning", "text")
+    }
+    calls = {piece.id: piece for piece in usual if piece.kind == "call"}
+    files = dict(enumerate(piece for piece in usual if piece.kind == "file"))
     pieces = []
     for part in parts:
         kind = part["type"]
-        if kind in texts:
+        if kind in texts and "text" in part:
+            pieces.append(Piece(kind=kind, text=part["text"]))
+        elif kind in texts:
             length = part["length"]
             pieces.append(Piece(kind=kind, text=texts[kind][:length]))
             texts[kind] = texts[kind][length:]
         elif kind == "call":
-            call_id, name, text = calls.get(part["id"], (part["id"], part.get("name", ""), "{}"))
-            pieces.append(Piece(kind="call", id=call_id, name=name, text=part.get("arguments", text)))
+            call = calls.pop(part["id"], None) or Piece(
+                kind="call", id=part["id"], name=part.get("name", ""), text="{}"
+            )
+            pieces.append(replace(call, text=part.get("arguments", call.text)))
         elif kind == "file":
-            pieces.append(Piece(kind="file", text=part["url"], name=part["media_type"]))
+            file = files.pop(part.get("number", -1), None)
+            url = part["url"] if file is None else file.text
+            pieces.append(Piece(kind="file", text=url, name=part["media_type"]))
         elif kind == "data":
             pieces.append(Piece(kind="data", name=part["name"], value=part["value"]))
         elif kind == "agent":
-            inner = entry(part["message"], 0)
+            inner, *_ = entries_of(part["message"], 0)
             pieces.append(Piece(kind="agent", id=inner.id, agent=part["agent"], entry=inner))
-    return pieces
+    left: Iterable[tuple[Any, str]] = texts.items()
+    pieces += [Piece(kind=kind, text=text) for kind, text in left if text]
+    return [*pieces, *calls.values(), *files.values()]

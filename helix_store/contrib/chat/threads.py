@@ -36,7 +36,7 @@ from helix_store import (
 )
 from helix_store.contrib.chat.aisdk import groups_of
 from helix_store.contrib.chat.requests import Answered, NewMessage, Refusal, refuse
-from helix_store.contrib.chat.stored import OWN, entries, id_at, id_of_post, may_be_given, own_id
+from helix_store.contrib.chat.stored import OWN, entries, id_at, id_of_post, is_of_user, may_be_given, own_id
 from helix_store.core.payloads import decode
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointHead
 from helix_store.core.validation import milliseconds_to_datetime
@@ -551,7 +551,7 @@ def _newest_of_user(store: Store, session_id: str) -> Message:
 
 
 def _last_of_user(messages: Sequence[Message]) -> Message | None:
-    return next((message for message in reversed(messages) if message.get("role") == "user"), None)
+    return next((message for message in reversed(messages) if is_of_user(message)), None)
 
 
 def _answer_of(message: Message) -> str | None:
@@ -749,7 +749,7 @@ def _index_of(
 
 
 def _users_in(messages: Sequence[Message]) -> list[int]:
-    return [index for index, message in enumerate(messages) if message.get("role") == "user"]
+    return [index for index, message in enumerate(messages) if is_of_user(message)]
 
 
 def is_known(store: Store, session_id: str, message_id: str) -> bool:
@@ -767,7 +767,7 @@ def _waiting_post(store: Store, session_id: str, message_id: str | None) -> Post
 def _message_to_join(store: Store, session_id: str, messages: Sequence[Message], before: str | None) -> str:
     """Return the id of the user's message whose answer a repeat follows: by default, the newest one."""
     posts = [post.message for post in _waiting_posts(store, session_id) if post.message is not None]
-    users = [str(message["id"]) for message in (*messages, *posts) if message.get("role") == "user"]
+    users = [str(message["id"]) for message in (*messages, *posts) if is_of_user(message)]
     if not users:
         refuse("/messageId", "the thread has no message of a user")
     return before if before in users else users[-1]

@@ -24,7 +24,7 @@ from helix_store import (
     call_digest,
 )
 from helix_store.contrib.chat.out import Out, Writer
-from helix_store.contrib.chat.stored import OWN, is_added, without_own_keys
+from helix_store.contrib.chat.stored import entries_of, is_added, is_of_user, without_own_keys
 from helix_store.contrib.chat.threads import client_of, newest_client
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import BothContexts, async_twin
@@ -104,7 +104,7 @@ class ChatTurn(Turn):
 
     def _note_received(self, messages: Sequence[Message]) -> None:
         """Take what the client sent with messages that arrived during the turn."""
-        users = [message for message in messages if message.get("role") == "user"]
+        users = [message for message in messages if is_of_user(message)]
         if users and self._client is not None:
             self._client = Client(**client_of(users[-1]))
 
@@ -221,7 +221,7 @@ class _ChatStep(BothContexts):
         turn.has_committed = True
         turn._note_received(self._step.received)
         chunk: dict[str, Any] = {
-            "said": [_head(message) for message in self._messages],
+            "said": [head for message in self._messages for head in _heads(message)],
             "received": writer.taken_received([message.get("id", "") for message in self._step.received]),
             "asked": [_question(call_id, call) for call_id, call in self._asked.items()],
         }
@@ -248,15 +248,15 @@ def _take_back(writer: Writer) -> None:
         _logger.info("A reset was not written to the stream (%s).", type(exc).__name__)
 
 
-def _head(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a reader needs of a message that it has streamed."""
-    head: dict[str, Any] = {"id": message["id"], "role": message.get("role", "")}
-    if head["role"] == "tool":
-        head["call"] = message.get("tool_call_id")
-    own = message.get(OWN, {})
-    if "approval" in own:
-        head["approval"] = own["approval"]
-    return head
+def _heads(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what a reader needs of a message that it has streamed, and of each result in it."""
+    for entry in entries_of(message, 0):
+        head: dict[str, Any] = {"id": entry.id, "role": entry.role}
+        if entry.role == "tool":
+            head["call"] = entry.call_id
+        if entry.approval is not None:
+            head["approval"] = entry.approval
+        yield head
 
 
 def _question(call_id: str, call: Mapping[str, Any]) -> dict[str, Any]:

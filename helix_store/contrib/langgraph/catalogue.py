@@ -25,7 +25,7 @@ from helix_store.contrib.langgraph.models import (
 from helix_store.contrib.langgraph.statements import COPY_PARTS, LOST_VALUES
 from helix_store.core import validation
 from helix_store.core.moments import as_utc
-from helix_store.core.transcript import ConversationMessage, Part, parts_of
+from helix_store.core.transcript import ROLES, ConversationMessage, Part, parts_of
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import is_in_list, list_parameter, looked_up
 from helix_store.engine.statement import Statement, table
@@ -225,14 +225,6 @@ _DELTAS: Final = (
 _WITHOUT_LIMIT: Final = 2**31 - 1
 _LARGEST_OUTLINED: Final = 32 * 1024
 _LONGEST_PATH: Final = 100
-_ROLES: Final = {
-    "human": "user",
-    "HumanMessageChunk": "user",
-    "ai": "assistant",
-    "AIMessageChunk": "assistant",
-    "SystemMessageChunk": "system",
-    "ToolMessageChunk": "tool",
-}
 
 # --- Statements ------------------------------------------------------------------------------------
 
@@ -430,7 +422,7 @@ def _said(item: Any) -> tuple[str, list[Part]]:
 
 
 def _role(name: Any) -> str:
-    return _ROLES.get(name, name) if isinstance(name, str) else "?"
+    return ROLES.get(name, name) if isinstance(name, str) else "?"
 
 
 def _note(model: type[Model], pk: int, name: str, text: str) -> ConversationMessage:
