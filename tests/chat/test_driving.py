@@ -389,7 +389,7 @@ def _require_that_clients_hold(said: list[dict[str, Any]], chunks: list[dict[str
     parts = aisdk.Parts(after="u1")
     streamed = [*parts.begin(entries(before), {})]
     for chunk in chunks:
-        stored = entries([*before, *said] if chunk["type"] == "commit" else before)
+        stored = entries([*before, *said] if chunk["type"] in ("commit", "run") else before)
         told += events.take(chunk, stored, [], {}, has_thread=events.needs_thread(chunk))
         streamed += parts.take(chunk, stored, {}, has_thread=parts.needs_thread(chunk))
     assert held_by_ag_ui(told) == agui.messages_of(stored)
@@ -400,13 +400,10 @@ def _require_that_clients_hold(said: list[dict[str, Any]], chunks: list[dict[str
 def _steps(site: Chatting) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
     """The messages and the chunks of each step."""
     history, chunks = _history(site), _chunks(site)
-    begins = [index for index, chunk in enumerate(chunks) if chunk["type"] == "run"][-1] + 1
-    for number, end in enumerate(
-        [index for index, chunk in enumerate(chunks) if chunk["type"] == "commit"], 1
-    ):
+    starts = [index for index, chunk in enumerate(chunks) if chunk["type"] == "step"]
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(chunks) - 1], strict=True), 1):
         said = [each for each in history if each.get("chat", {}).get("step") == number]
-        yield said, chunks[begins : end + 1]
-        begins = end + 1
+        yield said, chunks[start:end]
 
 
 def _nothing(out: Any) -> None:
@@ -743,6 +740,147 @@ def test_a_step_of_any_shape_is_in_the_history_and_at_clients(chatting: Make) ->
                 # A model sees what was said.
                 seen = [without_own_keys(message) for message in said]
                 assert seen == [{key: value for key, value in each.items() if key != "id"} for each in says]
+
+
+_LARGE = "x" * 3_000
+_LARGE_CALL = {"role": "assistant", "content": "", "tool_calls": [_call(arguments='{"a": 1}')]}
+_LARGE_RESULT = {"role": "tool", "tool_call_id": "k", "content": _LARGE}
+_LARGE_FILE = f"data:image/png;base64,{'A' * 3_000}"
+_DONE = {"role": "assistant", "content": "Done."}
+
+
+def _found(out: Any) -> None:
+    out.tool_call("k", "look", {"a": 1})
+    out.tool_result("k", _LARGE)
+    out.text("Done.")
+
+
+def _helped_at_length(out: Any) -> None:
+    with out.agent("helper") as sub:
+        sub.tool_call("s", "look", {"q": _LARGE})
+        sub.tool_result("s", _LARGE)
+        sub.data("rows", _LARGE)
+        sub.text(_LARGE)
+    out.text("Done.")
+
+
+# What is streamed, what is said, and whether readers load it.
+_SIZES: dict[str, tuple[Callable[[Any], object], list[dict[str, Any]], bool]] = {
+    "a result": (_found, [_LARGE_CALL, _LARGE_RESULT, _DONE], True),
+    "a result that is not streamed": (_nothing, [_LARGE_CALL, _LARGE_RESULT, _DONE], True),
+    "an error of the same size as a result": (
+        _nothing,
+        [_LARGE_CALL, {**_LARGE_RESULT, "error": _LARGE}, _DONE],
+        True,
+    ),
+    "a file": (lambda out: out.file(_LARGE_FILE, "image/png"), [_DONE], True),
+    "a file that is not streamed": (
+        _nothing,
+        [{"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": _LARGE_FILE}}]}],
+        True,
+    ),
+    "data": (lambda out: out.data("rows", [_LARGE]), [_DONE], True),
+    "transient data": (lambda out: out.data("rows", [_LARGE], transient=True), [_DONE], False),
+    "a sub-agent": (_helped_at_length, [_DONE], True),
+    "text": (lambda out: out.text(_LARGE), [{"role": "assistant", "content": _LARGE}], False),
+    "text of control characters": (
+        lambda out: [out.reasoning("\1" * 900), out.text("\0" * 900)],
+        [{"role": "assistant", "content": "\0" * 900, "reasoning": "\1" * 900}],
+        False,
+    ),
+    "text of emoji and lone surrogates": (
+        _nothing,
+        [{"role": "assistant", "content": "\ud83d\ude00\U0001f600é" * 500}],
+        False,
+    ),
+    "the input of a call": (
+        _nothing,
+        [{**_LARGE_CALL, "tool_calls": [_call(arguments=f'["{_LARGE}"]')]}],
+        False,
+    ),
+    "many messages": (_nothing, [_DONE] * 60, True),
+    "many messages, one of which is not streamed": (
+        _found,
+        [_LARGE_CALL, _LARGE_RESULT, *[_DONE] * 60],
+        True,
+    ),
+}
+
+
+def test_what_is_too_large_for_the_stream_follows_with_the_step(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        for streams, says, _ in _SIZES.values():
+            streams(out)
+            with turn.step() as step:
+                step.say(*says)
+
+    site = chatting(answer=answer)
+    _begun(site)
+    with override_settings(HELIX_STORE={"LIMITS": {"max_chunk_bytes": 2_000}}):
+        site.drive("t")
+    with Cells() as cells:
+        for (name, (_, says, is_loaded)), (said, chunks) in zip(_SIZES.items(), _steps(site), strict=True):
+            with cells.check(name):
+                assert [without_own_keys(message) for message in said] == says
+                _require_that_clients_hold(said, chunks)
+                (commit,) = [chunk for chunk in chunks if chunk["type"] == "commit"]
+                assert commit["snapshot"] is is_loaded
+
+
+def test_an_answer_as_large_as_a_message_may_be_is_streamed(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.tool_call("k", "look", {})
+        out.tool_result("k", large)
+        out.file(f"data:image/png;base64,{large}", "image/png")
+        out.text("\1" * 60_000)
+        with turn.step() as step:
+            call = {"role": "assistant", "content": "", "tool_calls": [_call(arguments="{}")]}
+            result = {"role": "tool", "tool_call_id": "k", "content": large}
+            step.say(call, result, {"role": "assistant", "content": "\1" * 60_000})
+            step.end_turn()
+
+    large = "A" * 400_000
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    assert [run.status for run in site.store.sessions.list_runs(site.session("t").id)] == ["completed"]
+    ((said, chunks),) = _steps(site)
+    assert len(said) == 3
+    _require_that_clients_hold(said, chunks)
+
+
+def test_data_that_are_no_json_are_refused(chatting: Make, caplog: pytest.LogCaptureFixture) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.data("rows", float("nan"))
+        _finish(turn, out)
+
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    assert [run.status for run in site.store.sessions.list_runs(site.session("t").id)] == ["failed"]
+    assert "NaN and infinity are not JSON" in caplog.text
+
+
+@pytest.mark.parametrize("has_failed", [True, False], ids=["turn", "sub-agent"])
+def test_a_large_error_is_told_in_short(chatting: Make, has_failed: bool) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        try:
+            with out.agent("helper"):
+                raise ValueError("x" * 400_000)
+        except ValueError:
+            if has_failed:
+                raise
+        _finish(turn, out)
+
+    site = chatting(answer=answer)
+    _begun(site)
+    with override_settings(DEBUG=True):
+        site.drive("t")
+    chunks = _chunks(site)
+    (error,) = [chunk["error"] for chunk in chunks if "error" in chunk]
+    assert error.startswith("ValueError: xxx")
+    assert len(error) < 5_000
+    assert chunks[-1]["type"] == "end"
 
 
 def test_a_call_that_a_step_asks_about_is_added_to_a_message_of_any_shape(chatting: Make) -> None:

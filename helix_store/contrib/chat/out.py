@@ -18,7 +18,8 @@ from django.conf import settings
 from django.db import connections
 
 from helix_store import (
-    LockLostError,
+    InvalidPayload,
+    LimitExceeded,
     SessionNotFound,
     Store,
     StreamNotFound,
@@ -40,7 +41,7 @@ from helix_store.contrib.chat.stored import (
     role_of,
     usual_pieces,
 )
-from helix_store.core.payloads import copy_json
+from helix_store.core.payloads import copy_json, encode
 from helix_store.engine.async_twins import async_twin
 from helix_store.stores.step import may_wait_here
 from helix_store.streams.manager import open_without_writer
@@ -52,7 +53,11 @@ __all__ = ["BOUNDARIES", "Out", "Writer", "decision_of", "open_stream", "told_er
 
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
 """How often a writer checks its fence and looks for a request to stop, beside what the stream shows."""
-_LONGEST_DELTA: Final = 60_000
+_LARGEST_DELTA: Final = 60_000
+"""The most bytes of a chunk of text, which is split so that others can be written in between."""
+_ROOM: Final = 100
+"""The most bytes of what each chunk gets when it is written."""
+_LONGEST_ERROR: Final = 2_000
 _LONGEST_KEPT_INPUT: Final = 20_000
 """The longest JSON text of a call's input that is stored again because it was streamed with other spaces."""
 _SHARE: Final = 5
@@ -68,7 +73,9 @@ _logger = logging.getLogger(__name__)
 
 def told_error(error: BaseException) -> str:
     """Return what clients are told about an exception: nothing of it, unless ``DEBUG`` is set."""
-    return f"{type(error).__name__}: {error}" if settings.DEBUG else "The agent failed."
+    if not settings.DEBUG:
+        return "The agent failed."
+    return f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
 
 
 def open_stream(store: Store, session_id: str, agent_type: str) -> None:
@@ -236,7 +243,7 @@ class Writer:
                 chunks, self._buffer = self._buffer, []
             if not chunks or self._is_over:
                 return
-            parts = [part for chunk in chunks for part in _split(chunk)]
+            parts = self._fitting(chunks)
             # A chunk that was kept may be before the next step, which begins after it.
             begins = 1 + max((at for at, part in enumerate(parts) if part["type"] in BOUNDARIES), default=-1)
             before, following = parts[:begins], parts[begins:]
@@ -250,6 +257,25 @@ class Writer:
                 self._write(following)
 
     aflush = async_twin(flush)
+
+    def _fitting(self, chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Split the chunks that are too large for the stream.
+
+        A chunk without text cannot be split. It is left out, and readers load the step.
+        """
+        limit = self._store.limits.max_chunk_bytes - _ROOM
+        fitting: list[dict[str, Any]] = []
+        for chunk in chunks:
+            parts = list(_split(chunk, limit))
+            if not parts and chunk["type"] == "commit":
+                parts = [_without_details(chunk, limit), {"type": "run", "run": self._run_id}]
+            elif not parts:
+                self._must_show = self._must_show or not chunk.get("transient")
+                if chunk["type"] == "data":
+                    message = "Data of a chat are larger than max_chunk_bytes, and were not streamed: %s."
+                    _logger.warning(message, chunk["name"])
+            fitting += parts
+        return fitting
 
     @contextmanager
     def _only_writer(self) -> Iterator[None]:
@@ -733,14 +759,46 @@ def _message_of_agent(said: _Said) -> dict[str, Any]:
     return message
 
 
-def _split(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a chunk in parts that are small enough for the stream."""
+# --- What is too large for the stream --------------------------------------------------------------------
+
+
+def _split(chunk: dict[str, Any], limit: int) -> Iterator[dict[str, Any]]:
+    """Yield a chunk in parts that are small enough for the stream: none, if it has no text to split."""
     delta = chunk.get("d")
-    if isinstance(delta, str) and len(delta) > _LONGEST_DELTA:
-        for at in range(0, len(delta), _LONGEST_DELTA):
-            yield {**chunk, "d": delta[at : at + _LONGEST_DELTA]}
+    if not isinstance(delta, str):
+        if _fits(chunk, limit):
+            yield chunk
         return
-    yield chunk
+    limit = min(limit, _LARGEST_DELTA)
+    if _fits(chunk, limit):
+        yield chunk
+    elif len(delta) > 1 and _fits({**chunk, "d": ""}, limit // 2):
+        middle = len(delta) // 2
+        for half in (delta[:middle], delta[middle:]):
+            yield from _split({**chunk, "d": half}, limit)
+
+
+def _fits(chunk: dict[str, Any], limit: int) -> bool:
+    try:
+        encode(chunk, limit=limit, name=_LIMIT)
+    except LimitExceeded as exc:
+        return exc.name != _LIMIT
+    except InvalidPayload:
+        # The write refuses it, with its path.
+        return True
+    return True
+
+
+_LIMIT: Final = "max_chunk_bytes"
+
+
+def _without_details(commit: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Return the note of a commit for readers that load everything: it must be followed by that of a run."""
+    # A snapshot that a reader has does not hold a message without an id, so the reader loads another one.
+    said = [{"id": "", "role": ""}]
+    short = {"type": "commit", "snapshot": True, "said": said, "received": [], "asked": []}
+    with_usage = {**short, "usage": commit.get("usage", [])}
+    return with_usage if _fits(with_usage, limit) else short
 
 
 class Out:
