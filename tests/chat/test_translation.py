@@ -214,6 +214,15 @@ AGUI: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
         ],
         [{"id": "m", "role": "assistant", "content": "Yes.", "toolCalls": [_agui_call("1")]}],
     ),
+    "parts that refer to one of two calls with the same id": (
+        [
+            _assistant(
+                tool_calls=[_CALL, {"id": "c", "name": "look", "args": {}}],
+                chat={"parts": [{"type": "call", "id": "c"}, {"type": "text", "length": 4}]},
+            )
+        ],
+        [{"id": "m", "role": "assistant", "content": "Yes.", "toolCalls": [_agui_call(), _agui_call("{}")]}],
+    ),
     "parts of users in other shapes": (
         [
             {

@@ -373,11 +373,12 @@ def _media_type(part: Part) -> str:
 
 def is_plain(message: Mapping[str, Any]) -> bool:
     """Return whether a message says no more than chat completions have: text, calls and reasoning as text."""
-    keys = {key for key, value in message.items() if value not in _EMPTY}
-    if not keys <= _SIMPLE:
+    others = message.keys() - _SIMPLE
+    if others and any(message[key] not in _EMPTY for key in others):
         return False
-    kinds = (("content", str), ("reasoning", str), ("tool_calls", list))
-    return all(key not in keys or isinstance(message[key], kind) for key, kind in kinds)
+    content, reasoning = message.get("content"), message.get("reasoning")
+    has_texts = isinstance(content, str | None) and isinstance(reasoning, str | None)
+    return has_texts and isinstance(message.get("tool_calls"), list | None)
 
 
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
@@ -439,7 +440,7 @@ def _in_order(usual: Sequence[Piece], parts: Iterable[Mapping[str, Any]]) -> lis
     texts = {
         kind: "".join(piece.text for piece in usual if piece.kind == kind) for kind in ("reasoning", "text")
     }
-    calls = {piece.id: piece for piece in usual if piece.kind == "call"}
+    calls = [piece for piece in usual if piece.kind == "call"]
     files = dict(enumerate(piece for piece in usual if piece.kind == "file"))
     pieces = []
     for part in parts:
@@ -451,9 +452,11 @@ def _in_order(usual: Sequence[Piece], parts: Iterable[Mapping[str, Any]]) -> lis
             pieces.append(Piece(kind=kind, text=texts[kind][:length]))
             texts[kind] = texts[kind][length:]
         elif kind == "call":
-            call = calls.pop(part["id"], None) or Piece(
-                kind="call", id=part["id"], name=part.get("name", ""), text="{}"
-            )
+            call = next((each for each in calls if each.id == part["id"]), None)
+            if call is None:
+                call = Piece(kind="call", id=part["id"], name=part.get("name", ""), text="{}")
+            else:
+                calls.remove(call)
             pieces.append(replace(call, text=part.get("arguments", call.text)))
         elif kind == "file":
             file = files.pop(part.get("number", -1), None)
@@ -466,4 +469,4 @@ def _in_order(usual: Sequence[Piece], parts: Iterable[Mapping[str, Any]]) -> lis
             pieces.append(Piece(kind="agent", id=inner.id, agent=part["agent"], entry=inner))
     left: Iterable[tuple[Any, str]] = texts.items()
     pieces += [Piece(kind=kind, text=text) for kind, text in left if text]
-    return [*pieces, *calls.values(), *files.values()]
+    return [*pieces, *calls, *files.values()]
