@@ -98,7 +98,7 @@ def parsed_as(action: argparse.Action, text: str) -> Any:
     several = action.nargs if isinstance(action.nargs, int) else 1
     settings: dict[str, Any] = {"type": action.type, "choices": action.choices, "nargs": action.nargs}
     if isinstance(action, argparse._AppendAction):
-        settings["action"] = "append"
+        settings["action"] = "extend" if action.nargs == "+" else "append"
     parser.add_argument("--x", **settings)
     return parser.parse_args(["--x", *[text] * several]).x
 

@@ -127,6 +127,26 @@ def test_only_the_named_sessions_are_exported(committed_db: CommittedDatabase) -
     assert [each["name"] for each in records if each["record"] == "lock"] == ["a", "c"]
 
 
+def test_several_sessions_may_follow_one_option(committed_db: CommittedDatabase) -> None:
+    for session_id in ("a", "b", "c", "-d"):
+        simple_session(committed_db, session_id)
+    for arguments, expected in (
+        (["--session", "a", "c"], ["a", "c"]),
+        (["--session", "a", "-d", "--session", "b"], ["-d", "a", "b"]),
+    ):
+        out, _ = export(committed_db, *arguments, "-v", "0")
+        assert names(out) == [(committed_db.tenant, each) for each in expected]
+
+
+def test_an_empty_list_of_sessions_is_wrong_usage(committed_db: CommittedDatabase, tmp_path: Path) -> None:
+    """It would be an export of nothing, and the default is an export of everything."""
+    simple_session(committed_db, "a")
+    for session in ([], ()):
+        with pytest.raises(CommandError, match="--session needs an ID") as caught:
+            export(committed_db, session=session)
+        assert caught.value.returncode == 2
+
+
 def names(data: str) -> list[tuple[str, str]]:
     """Tenants and ids of the exported sessions."""
     records = lines_of(data.encode())

@@ -30,9 +30,10 @@ class Command(StoreCommand):
         parser.epilog = "example: manage.py helix_export --session trip-1 --tree"
         parser.add_argument(
             "--session",
-            action="append",
+            action="extend",
+            nargs="+",
             metavar="ID",
-            help="Only the session with this id; may be repeated (default: all sessions).",
+            help="Only the sessions with these ids; may be repeated (default: all sessions).",
         )
         parser.add_argument(
             "--tree", action="store_true", help="With --session: also all sub-sessions below these."
@@ -50,6 +51,8 @@ class Command(StoreCommand):
         if options["tree"] and options["session"] is None:
             raise WrongUsage("--tree needs --session; without it, all sessions are exported.")
         given = options["session"]
+        if given is not None and not given:
+            raise WrongUsage("--session needs an ID; leave it out to export all sessions.")
         source = DatabaseSource(
             options["database"],
             tenant=options["tenant"],
