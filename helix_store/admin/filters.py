@@ -8,7 +8,6 @@ index of `helix_store.contrib.session_search` exists, and otherwise only in the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from helix_store.engine.expressions import NoIndexHint, has_tag
 from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.models import Post, Run, Session
 from helix_store.reports.payloads import PayloadText
+from helix_store.reports.session import named_position
 from helix_store.sessions.lists import HAS_INDEX, Contains
 from helix_store.sessions.messages import find_due_sessions
 from helix_store.sessions.tool_calls import ToolCalls
@@ -197,20 +197,20 @@ def found_sessions(sessions: QuerySet[Any], term: str, scope: Scope) -> Found:
     )
 
 
-_STEP_ADDRESS: Final = re.compile(r"(.+)@step-([0-9]{1,9})", re.DOTALL)
-
-
 def step_in_search(sessions: QuerySet[Any], term: str, scope: Scope) -> tuple[int, int] | None:
     """Return the key of the session and the number of the step that a search such as ``ID@step-57`` names.
 
-    The start of an id names a session if no other id begins with it.
+    The start of an id names a session if no other id begins with it. If a session has the term as its id, the
+    search is for that session.
     """
-    named = _STEP_ADDRESS.fullmatch(term.strip())
-    if named is None or not is_searchable(term):
+    named = named_position(term.strip())
+    if named is None or named.step is None or not is_searchable(term):
         return None
-    session_id, number = named[1], int(named[2])
+    session_id, number = named.session_id, named.step
     tenants = scope.known_tenants(Session)
     indexed = of_tenants(sessions, tenants) if len(tenants) <= MOST_TENANTS else sessions
+    if indexed.filter(session_id=term.strip()).exists():
+        return None
     for found in (
         indexed.filter(session_id=session_id),
         indexed.filter(session_id__gte=session_id, session_id__lt=session_id + _LAST_CHARACTER),

@@ -26,7 +26,6 @@ from django.core.management.base import (
 from django.db import DatabaseError, IntegrityError, connections
 
 from helix_store.actions.sessions import SessionAction
-from helix_store.core.ids import parse_checkpoint_id
 from helix_store.core.types import Checkpoint, SessionState
 from helix_store.engine.database import Database, alias_of, app_aliases
 from helix_store.engine.errors import is_unavailable
@@ -51,7 +50,7 @@ from helix_store.management.output import (
     visible,
     whole_number,
 )
-from helix_store.reports.session import checkpoint_of_step
+from helix_store.reports.session import Position, checkpoint_of_step, named_position
 from helix_store.schema import require_app
 from helix_store.sessions.waiting import calls_of
 from helix_store.stores import DatabaseStateStore
@@ -511,11 +510,6 @@ CHECKPOINT_FORMS: Final = (
     "SESSION@step-57, that of step 57; SESSION alone means SESSION@latest."
 )
 
-_RELATIVE: Final = re.compile(
-    r"(?P<session_id>.+)@(?:latest(?:~(?P<before>[0-9]{1,6}))?|(?P<current>current)"
-    r"|step-(?P<step>[0-9]{1,15}))",
-    re.DOTALL,
-)
 _LARGEST_PAGE: Final = 200
 
 
@@ -631,37 +625,62 @@ def chosen_checkpoint(
 
     See `chosen_session` for ``is_whole``.
     """
-    match = _RELATIVE.fullmatch(text)
-    if match and match["current"]:
+    named = _named_position(text, options)
+    if named is None:
+        store, session_id = chosen_session(text, options, is_whole=is_whole)
+        return store, _before_the_newest(store, session_id, 0)
+    if named.is_current:
         raise WrongUsage("The current state is not a checkpoint. " + CHECKPOINT_FORMS)
-    session_id = None
-    if not match:
-        with suppress(InvalidPayload):
-            session_id = parse_checkpoint_id(text).session_id
-    if session_id is None:
-        start, before = (match["session_id"], int(match["before"] or 0)) if match else (text, 0)
-        store, session_id = chosen_session(start, options, is_whole=is_whole)
-        if match and match["step"]:
-            return store, _of_step(store, session_id, int(match["step"]))
-        return store, _before_the_newest(store, session_id, before)
-    store, _ = chosen_session(session_id, options, is_whole=True)
-    found = store.get_checkpoint(session_id, text)
-    if found is None:
-        raise CheckpointNotFound(text)
-    return store, found
+    if named.checkpoint_id is not None:
+        store, session_id = chosen_session(named.session_id, options, is_whole=True)
+        found = store.get_checkpoint(session_id, named.checkpoint_id)
+        if found is None:
+            raise CheckpointNotFound(text)
+        return store, found
+    store, session_id = chosen_session(named.session_id, options, is_whole=is_whole)
+    if named.step is not None:
+        return store, _of_step(store, session_id, named.step)
+    return store, _before_the_newest(store, session_id, named.before)
 
 
 def chosen_state(text: str, options: Mapping[str, Any]) -> ChosenState:
     """Return the state of `chosen_checkpoint`, or the current state for ``SESSION@current``."""
-    match = _RELATIVE.fullmatch(text)
-    if match is None or not match["current"]:
+    named = _named_position(text, options)
+    if named is None or not named.is_current:
         store, found = chosen_checkpoint(text, options)
         return ChosenState(store.tenant, found.checkpoint_id, found.state)
-    store, session_id = chosen_session(match["session_id"], options)
+    store, session_id = chosen_session(named.session_id, options)
     state = store.load_state(session_id)
     if state is None:
         raise SessionNotFound(session_id)
     return ChosenState(store.tenant, None, state)
+
+
+def _named_position(text: str, options: Mapping[str, Any]) -> Position | None:
+    """Return the position in a session that ``text`` names, or ``None`` if it is the id of a session.
+
+    A session id may look like a position in another session. If both sessions exist, the choice is a usage
+    error, even if that checkpoint was pruned: what a name means must not depend on a prune.
+    """
+    named = named_position(text)
+    directory = directory_of(options)
+    if named is None or not _has_session(directory, text):
+        return named
+    if _has_session(directory, named.session_id):
+        raise WrongUsage(
+            f"'{visible(text)}' is the id of a session, and names a checkpoint of the session "
+            f"'{visible(named.session_id)}'. Write '{visible(text)}@latest' for the newest checkpoint of the "
+            "first one; for the second one, give the checkpoint in another of its forms. " + CHECKPOINT_FORMS
+        )
+    return None
+
+
+def _has_session(directory: SessionDirectory, text: str) -> bool:
+    try:
+        return bool(directory.tenants_of(text))
+    except InvalidPayload:
+        # With a position behind it, an id may be longer than any id of a session.
+        return False
 
 
 def _of_step(store: DatabaseStateStore, session_id: str, number: int) -> Checkpoint:

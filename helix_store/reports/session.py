@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from django.db.models import Model, QuerySet
 
@@ -22,6 +23,7 @@ from helix_store.budgets import (
 )
 from helix_store.catalogue import ConversationPage
 from helix_store.core.effects import Effect
+from helix_store.core.ids import parse_checkpoint_id
 from helix_store.core.payloads import Serializable
 from helix_store.core.transcript import ConversationMessage
 from helix_store.core.types import CheckpointPage, InterruptRequest, Message, Run, SessionState, SubSessionRef
@@ -29,7 +31,7 @@ from helix_store.core.usage import BudgetPeriod, BudgetScope, BudgetStatus, Usag
 from helix_store.counters import Spender, keys_of
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter, tenant_parameter
-from helix_store.exceptions import IntegrityFault, SessionNotFound
+from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound
 from helix_store.models import Budget, Decision, Post
 from helix_store.models import Message as MessageRow
 from helix_store.models.sessions import PostState
@@ -53,6 +55,11 @@ _COLUMNS: Final = 12
 """The columns of `balance_of`, followed by those of a statement itself."""
 _STOPPED: Final = "budget:"
 _BUDGETS_AT_ONCE: Final = 500
+_POSITION: Final = re.compile(
+    r"(?P<session_id>.+)@(?:latest(?:~(?P<before>[0-9]{1,6}))?|(?P<current>current)"
+    r"|step-(?P<step>[0-9]{1,15}))",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -534,6 +541,37 @@ def nodes_of(tree: TreeNode) -> list[dict[str, Any]]:
         )
         above.append(node.session_id)
     return nodes
+
+
+class Position(NamedTuple):
+    """A place in the history of a session: one checkpoint, or the current state.
+
+    Without a ``checkpoint_id`` and a ``step``, it is the checkpoint that is ``before`` steps older than the
+    newest one.
+    """
+
+    session_id: str
+    checkpoint_id: str | None = None
+    step: int | None = None
+    before: int = 0
+    is_current: bool = False
+
+
+def named_position(text: str) -> Position | None:
+    """Return the position that text such as ``trip@step-57`` or a checkpoint id names, or ``None``.
+
+    The text may also be the id of another session: look for that first.
+    """
+    if match := _POSITION.fullmatch(text):
+        return Position(
+            match["session_id"],
+            step=int(match["step"]) if match["step"] else None,
+            before=int(match["before"] or 0),
+            is_current=match["current"] is not None,
+        )
+    with suppress(InvalidPayload):
+        return Position(parse_checkpoint_id(text).session_id, checkpoint_id=text)
+    return None
 
 
 def checkpoint_of_step(store: DatabaseStateStore, session_id: str, number: int) -> str | None:

@@ -117,9 +117,19 @@ def test_a_search_that_names_no_single_step_lists_sessions(filled: tuple[Browser
         "long@step-x",
         "@step-1",
         "long",
-        f"long@step-{10**12}",
+        f"long@step-{10**15}",
     ):
         assert _search(browser, term) == "", term
+
+
+def test_a_search_for_a_session_whose_id_looks_like_a_step_lists_it(visitor: Browser) -> None:
+    store = Store(visitor.database.alias, tenant=visitor.database.tenant)
+    visitor.sign_in(*_permissions("view_session", "view_run", "view_checkpoint"))
+    for session_id in ("s", "s@step-1"):
+        with store.new_session(session_id, agent_type="a").turn() as turn, turn.step() as step:
+            step.say({"role": "user", "content": "hello"})
+        assert bool(_search(visitor, "s@step-1")) is (session_id == "s")
+    assert "step=1" in _search(visitor, "s@step-1@step-1")
 
 
 def test_the_search_for_a_step_needs_the_permissions_of_its_page(visitor: Browser) -> None:

@@ -413,6 +413,35 @@ def test_wrong_usage_changes_nothing(arguments: list[str], sample: CommittedData
     assert len(ids_of(sample)) == 3
 
 
+SHADOWS = ("{}@latest", "{}@latest~1", "{}@step-1", "cpv1-{}-s1-t1-abcdef")
+"""Ids of sessions that could also name a checkpoint of another session."""
+
+
+def test_a_session_whose_id_looks_like_a_position_is_found_first(sample: CommittedDatabase) -> None:
+    long = "s" * 255
+    for each in ("alone@current", *(form.format("alone") for form in SHADOWS), long):
+        write_steps(sample, each, 2)
+        for name, step in ((each, 2), (f"{each}@latest", 2), (f"{each}@latest~1", 1), (f"{each}@step-1", 1)):
+            found = checkpoints(sample, "show", name, "--format", "json").data["state"]
+            assert (found["session_id"], found["step_count"]) == (each, step), name
+        current = checkpoints(sample, "diff", each, f"{each}@current", "--format", "json").data
+        assert current["b"]["session_id"] == each
+        assert checkpoints(sample, "restore", f"{each}@latest~1", "--no-input").code == 0
+        assert len(ids_of(sample, each)) == 1
+
+
+def test_a_name_of_two_checkpoints_is_wrong_usage(sample: CommittedDatabase) -> None:
+    for each in (form.format(SAMPLE_ID) for form in SHADOWS):
+        write_steps(sample, each, 2)
+        for command in (["show"], ["restore", "--no-input"], ["branch"], ["diff", SAMPLE_ID]):
+            ended = checkpoints(sample, command[0], *command[1:], each)
+            assert (ended.code, ended.out) == (2, ""), (command, each)
+            assert f"'{each}' is the id of a session, and names a checkpoint of the session" in ended.err
+            assert f"{each}@latest" in ended.err
+        assert checkpoints(sample, "show", f"{each}@latest").code == 0
+        assert (len(ids_of(sample)), len(ids_of(sample, each))) == (3, 2)
+
+
 def test_an_id_of_several_tenants_needs_the_tenant(sample: CommittedDatabase) -> None:
     write_sample(sample.alias, tenant="other")
     for arguments in (
