@@ -106,6 +106,7 @@ class StoreCommand(BaseCommand):
         self.is_json = False
         self._stops_at_once = False
         self._is_output_empty = True
+        self._opening = ""
         self._is_wide = False
         self._forces_colour = False
 
@@ -154,6 +155,7 @@ class StoreCommand(BaseCommand):
         self._is_wide = bool(options.get("wide"))
         self._forces_colour = bool(options.get("force_color"))
         self.stop.clear()
+        self._opening = ""
         for name in ("stdout", "stderr"):
             if given := options.pop(name, None):
                 setattr(self, name, OutputWrapper(given))
@@ -199,7 +201,8 @@ class StoreCommand(BaseCommand):
         for alias in aliases:
             is_first = alias == aliases[0]
             if has_several and self.is_json:
-                self.write_text(f"{'{' if is_first else ', '}{json.dumps(alias)}: ", ending="")
+                # It waits for the output, because wrong usage in the first database ends the command.
+                self._opening = f"{'{' if is_first else ', '}{json.dumps(alias)}: "
             elif has_several:
                 self.write_text(f"{'' if is_first else chr(10)}database {visible(alias)}")
             self._is_output_empty = True
@@ -365,7 +368,8 @@ class StoreCommand(BaseCommand):
 
     def write_text(self, text: str, *, ending: str | None = None) -> None:
         """Write lines to stdout, escaping the characters that its encoding cannot represent."""
-        self.stdout.write(encodable(text, getattr(self.stdout, "encoding", None)), ending=ending)
+        opening, self._opening = self._opening, ""
+        self.stdout.write(encodable(opening + text, getattr(self.stdout, "encoding", None)), ending=ending)
         self.stdout.flush()
         self._is_output_empty = False
 

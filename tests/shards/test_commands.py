@@ -153,6 +153,18 @@ def test_wrong_usage_in_a_later_database_does_not_keep_the_command_from_the_next
     }
 
 
+def test_wrong_usage_in_the_first_database_writes_no_part_of_the_json(pair: Pair) -> None:
+    session_id = f"session of {pair.tenant}"
+    for tenant in ("a", "b"):
+        store = DatabaseStateStore(pair.first, tenant=f"{tenant} {pair.tenant}")
+        store.create_session(session_id, agent_type="agent")
+    for command in (("set-status", session_id, "paused"), ("show", session_id), ("tree", session_id)):
+        printed = io.StringIO()
+        with pytest.raises(CommandError, match="2 tenants have a session") as caught:
+            call_command("helix_sessions", *command, *both(pair), "--format=json", stdout=printed)
+        assert (caught.value.returncode, printed.getvalue()) == (2, "")
+
+
 @pytest.mark.parametrize("command", ["helix_export", "helix_import", "helix_usage --csv"])
 def test_a_file_has_one_database(pair: Pair, command: str) -> None:
     with pytest.raises(CommandError, match="one database at a time") as caught:
