@@ -43,6 +43,7 @@ from helix_store.management.output import (
     Layout,
     ProgressBar,
     Table,
+    cell,
     encodable,
     pairs,
     table,
@@ -55,6 +56,7 @@ from helix_store.schema import require_app
 from helix_store.sessions.waiting import calls_of
 from helix_store.stores import DatabaseStateStore
 from helix_store.stores.directory import SessionDirectory
+from helix_store.transfer.moves import has_rows
 
 T = TypeVar("T")
 
@@ -156,6 +158,8 @@ class StoreCommand(BaseCommand):
         self._forces_colour = bool(options.get("force_color"))
         self.stop.clear()
         self._opening = ""
+        self._without_tenant: list[str] = []
+        self._has_tenant = False
         for name in ("stdout", "stderr"):
             if given := options.pop(name, None):
                 setattr(self, name, OutputWrapper(given))
@@ -168,6 +172,8 @@ class StoreCommand(BaseCommand):
         if failures:
             told = "\n".join(f"database {alias}: {exc}" for alias, exc in failures.items())
             raise CommandError(told, returncode=max(exc.returncode for exc in failures.values()))
+        if self._without_tenant and not self._has_tenant:
+            raise CommandError(_nothing_stored(options["tenant"], self._without_tenant))
         return None
 
     def _converted(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,6 +255,18 @@ class StoreCommand(BaseCommand):
             if is_unavailable(Database(options["database"], "").connection, exc):
                 raise CommandError(str(StoreUnavailable())) from exc
             raise CommandError(f"The database refused a statement: {exc}. Has it been migrated?") from exc
+
+    def look_for_tenant(self, options: Mapping[str, Any]) -> None:
+        """Look for rows of ``--tenant``. If no database has any, the command ends with a problem.
+
+        Without this, a misspelled tenant would look like one for which there is nothing to do.
+        """
+        if options["tenant"] is None:
+            return
+        if has_rows(Database(options["database"], options["tenant"])):
+            self._has_tenant = True
+        else:
+            self._without_tenant.append(options["database"])
 
     def progress(self, text: str) -> None:
         if self.verbosity > 0:
@@ -442,6 +460,13 @@ def _chosen_databases(options: Mapping[str, Any]) -> list[str]:
         if alias not in connections:
             raise WrongUsage(f"There is no database {alias!r} in DATABASES.")
     return aliases
+
+
+def _nothing_stored(tenant: str, aliases: Sequence[str]) -> str:
+    where = f"database {aliases[0]!r}"
+    if len(aliases) > 1:
+        where = f"databases {', '.join(map(repr, aliases))}"
+    return f"Nothing is stored for the tenant {cell(tenant)!r} in the {where}."
 
 
 def at_least(minimum: int) -> Callable[[str | int], int]:

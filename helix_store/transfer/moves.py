@@ -211,13 +211,14 @@ def rows_of_tenant(db: Database) -> Iterator[QuerySet[Any]]:
         yield rows.order_by(*each.order)
 
 
-def _has_rows(db: Database) -> bool:
+def has_rows(db: Database) -> bool:
+    """Return whether anything is stored for the tenant in the database."""
     return any(db.query(rows.exists) for rows in rows_of_tenant(db))
 
 
 def require_rows(db: Database) -> None:
     """Raise `NotFoundError` if nothing is stored for the tenant in the database."""
-    if not _has_rows(db):
+    if not has_rows(db):
         raise NotFoundError(
             f"Nothing is stored for the tenant {shown_id(db.tenant)} in the database {db.alias!r}: there is "
             "nothing to move. A new tenant begins in the database that the project's router names."
@@ -423,7 +424,7 @@ class TenantMove:
         fence = fence_of(self._target)
         if fence is not None and fence.phase not in ("moved", *_IN_TARGET):
             raise InvalidQuery(f"The tenant is currently being moved from {target!r}.", path="to")
-        if _has_rows(self._target):
+        if has_rows(self._target):
             raise InvalidQuery(
                 f"The database {target!r} already has rows of the tenant {shown_id(self.tenant)}.", path="to"
             )

@@ -59,6 +59,22 @@ def test_an_erasure_of_nothing_names_the_options(store: DatabaseStateStore) -> N
     assert ended.err == "Pass --user, --session or --tenant."
 
 
+def test_work_for_an_unknown_tenant_says_so(store: DatabaseStateStore) -> None:
+    for command in (
+        "helix_doctor",
+        "helix_retention",
+        "helix_sessions wake",
+        "helix_checkpoints prune --keep 1",
+        "helix_streams prune",
+    ):
+        for tenant in ("nobody", store.tenant):
+            ended = run(store.alias, *command.split(), "--tenant", tenant, "--format", "json")
+            said = f"Nothing is stored for the tenant '{tenant}' in the database {store.alias!r}."
+            is_known = tenant == store.tenant
+            assert (ended.code, said in ended.err) == (int(not is_known), not is_known), command
+            assert isinstance(ended.data, dict)
+
+
 def test_a_cost_that_is_not_known_is_not_zero(store: DatabaseStateStore) -> None:
     spend(store, "free", cost_usd="0")
     assert cost_shown(store) == "$0"

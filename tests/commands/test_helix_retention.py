@@ -109,6 +109,7 @@ def test_the_table_has_every_rule_of_the_summary() -> None:
 
 def test_one_tenant(store: DatabaseStateStore) -> None:
     idle(store, 1)
+    idle(DatabaseStateStore(store.alias, tenant="other"), 1)
     with override_settings(HELIX_STORE=POLICY):
         run(store, "--tenant", "other")
         assert store.list_sessions().total == 1

@@ -86,6 +86,15 @@ def test_a_command_with_a_tenant_asks_the_database_of_the_tenant_alone(routed: P
     assert other.captured_queries == []
 
 
+def test_a_tenant_is_unknown_if_no_database_has_it(pair: Pair) -> None:
+    DatabaseStateStore(pair.second, tenant=pair.tenant).create_session("session", agent_type="agent")
+    for command in ("helix_retention", "helix_sessions wake"):
+        assert set(json.loads(run(*command.split(), *both(pair), "--tenant", pair.tenant, "--format=json")))
+        with pytest.raises(CommandError, match="'nobody' in the databases ") as caught:
+            run(*command.split(), *both(pair), "--tenant", "nobody")
+        assert caught.value.returncode == 1
+
+
 def test_the_doctor_examines_each_database(pair: Pair) -> None:
     for alias in pair.aliases:
         DatabaseStateStore(alias, tenant=pair.tenant).create_session("session", agent_type="agent")

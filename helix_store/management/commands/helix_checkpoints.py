@@ -164,6 +164,7 @@ class Command(ActingCommand):
 
     def _prune(self, options: dict[str, Any]) -> None:
         """Delete all but the newest checkpoints of each session, or of one. The current state is kept."""
+        self.look_for_tenant(options)
         age, session_id = options["older_than"], options["session_id"]
         directory = directory_of(options)
         if session_id is not None:

@@ -64,6 +64,8 @@ class Command(StoreCommand):
                 deploy=options["deploy"],
                 listener=_Reporter(self, bar, dry_run=options["dry_run"]),
             )
+        if diagnosis.stopped_at is None and options["session"] is None:
+            self.look_for_tenant(options)
         if self.is_json:
             self.write_data(diagnosis.to_dict())
         else:

@@ -49,6 +49,7 @@ class Command(StoreCommand):
         )
         if conf.retention().keeps_everything:
             self.progress('HELIX_STORE["RETENTION"] has no rule: everything is kept.')
+        self.look_for_tenant(options)
         self.run_batches(retention.batches(), retention.summary, unit="rows", done=_row_count)
         self._write(retention.summary)
         if self.stop.is_set():

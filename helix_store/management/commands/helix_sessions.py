@@ -291,6 +291,7 @@ class Command(ActingCommand):
         These are the sessions whose due posts nobody has picked up, those that are abandoned, those whose
         budget has room again, and those whose effect was settled.
         """
+        self.look_for_tenant(options)
         chosen = {"using": options["database"], "tenant": options["tenant"], "limit": options["limit"]}
         announced = announce_due_posts(**chosen)
         self.write_data({"announced": announced, "ready": announce_ready(**chosen)})

@@ -165,6 +165,7 @@ class Command(StoreCommandWithParts):
         chunks past their retention, and surplus chunks. The streams themselves are kept.
         """
         tenant = None if options["tenant"] is None else validation.tenant(options["tenant"])
+        self.look_for_tenant(options)
         older_than = options["older_than"]
         if isinstance(older_than, datetime):
             # The age is measured by the database's clock.
