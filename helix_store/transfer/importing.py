@@ -19,6 +19,7 @@ from django.db.models import Model, Q
 
 from helix_store.budgets import count_again
 from helix_store.catalogue import declared, tables
+from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.counters import add_usage
 from helix_store.engine.database import Database
@@ -89,36 +90,79 @@ def import_units(
     not stored by then are left for a repeat. With ``reads_back``, a unit is stored only if it can be read
     back as it was written. ``transact`` runs the transactions. Budgets count the usage that is stored.
 
+    Without ``using``, each unit is stored where the project's routers place its tenant, so that the stores
+    find it: a file may have tenants of several databases.
+
     Ids, strings and payloads must be values that the stores currently accept. Units that are ``is_trusted``
     come from another database of the project, where limits may have been larger when they were stored. They
     are all of the tenant's data, so the counters of its budgets are stored unchanged.
     """
-    db = Database(using, tenant or "")
-    importer = _Importer(db, transact, progress, reads_back=reads_back, is_trusted=is_trusted)
+    summary = ImportSummary()
+    make = partial(
+        _Importer, summary, transact, progress, reads_back=reads_back, is_trusted=is_trusted, tenant=tenant
+    )
+    importers = _Importers(make, Database(using, tenant or ""), is_routed=not using and tenant is None)
     for unit in units:
         if is_stopped is not None and is_stopped():
-            return importer.summary
+            return summary
+        importer = importers.of(unit)
         if tenant is not None and unit.tenant != tenant:
             importer.leave_out()
         else:
             importer.take(unit)
-    importer.store_taken()
-    importer.note_missing_roots()
-    importer.summary.is_complete = True
-    return importer.summary
+    for importer in importers.all:
+        importer.store_taken()
+        importer.note_missing_roots()
+    summary.is_complete = True
+    return summary
+
+
+class _Importers:
+    """The importer of each database. ``is_routed`` asks the routers about the tenant of each unit."""
+
+    def __init__(self, make: Callable[[str], _Importer], db: Database, *, is_routed: bool) -> None:
+        self._make = make
+        self._is_routed = is_routed
+        self._first = make(db.alias)
+        self._by_alias = {db.alias: self._first}
+        self._by_tenant: dict[str, _Importer] = {}
+
+    @property
+    def all(self) -> Iterable[_Importer]:
+        return self._by_alias.values()
+
+    def of(self, unit: Unit) -> _Importer:
+        if not self._is_routed:
+            return self._first
+        if unit.tenant not in self._by_tenant:
+            self._by_tenant[unit.tenant] = self._placed(unit.tenant)
+        return self._by_tenant[unit.tenant]
+
+    def _placed(self, tenant: str) -> _Importer:
+        try:
+            alias = Database(None, validation.tenant(tenant)).alias
+        except InvalidPayload:
+            # No router is asked about a tenant that no store has. Any importer refuses its units.
+            return self._first
+        if alias not in self._by_alias:
+            self._by_alias[alias] = self._make(alias)
+        return self._by_alias[alias]
 
 
 class _Importer:
     def __init__(
         self,
-        db: Database,
+        summary: ImportSummary,
         transact: Callable[[Database, Callable[[], Any]], Any],
         progress: Callable[[ImportSummary], object] | None,
+        alias: str,
         *,
+        tenant: str | None,
         reads_back: bool,
         is_trusted: bool,
     ) -> None:
-        self._db = db
+        self.summary = summary
+        self._db = db = Database(alias, tenant or "")
         self._transact = partial(transact, db)
         self._progress = progress
         self._reads_back = reads_back
@@ -128,7 +172,6 @@ class _Importer:
         self._stored = DatabaseSource(db.alias, tenant=db.tenant or None)
         self._position = 0
         self._taken = _Taken()
-        self.summary = ImportSummary()
 
     def leave_out(self) -> None:
         """Count a unit of another tenant."""

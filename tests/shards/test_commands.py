@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,14 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from helix_store.engine.database import app_aliases
+from helix_store.cleanup import erase
+from helix_store.engine.database import Database, app_aliases
 from helix_store.models import Session
-from helix_store.stores import DatabaseStateStore
+from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from helix_store.testing.usage.base import tokens
 from tests.commands.test_help_examples import PARSERS
 from tests.shards.conftest import Pair
+from tests.shards.routers import PLACES
 
 
 def run(*arguments: str) -> str:
@@ -93,6 +97,35 @@ def test_a_tenant_is_unknown_if_no_database_has_it(pair: Pair) -> None:
         with pytest.raises(CommandError, match="'nobody' in the databases ") as caught:
             run(*command.split(), *both(pair), "--tenant", "nobody")
         assert caught.value.returncode == 1
+
+
+def test_a_file_without_a_database_is_imported_where_the_router_places_its_tenants(
+    routed: Pair, tmp_path: Path
+) -> None:
+    """The stores find what was imported, as the help of ``--database`` says."""
+    tenants = {group: f"{group}:{routed.tenant}" for group in ("north", "south", "east", "west")}
+    for tenant in tenants.values():
+        DatabaseStateStore(routed.first, tenant=tenant).create_session("session", agent_type="agent")
+        DatabaseUsageStore(routed.first, tenant=tenant).record_entry(tokens("session"))
+    file = tmp_path / "all.jsonl"
+    call_command("helix_export", database=routed.first, output=file, stdout=io.StringIO(), verbosity=0)
+    for tenant in tenants.values():
+        erase(using=routed.first, tenant=tenant)
+
+    summary = json.loads(run("helix_import", str(file), "--format=json"))
+    assert summary["is_complete"]
+    assert summary["imported"]["session"] >= 4
+    for group, tenant in tenants.items():
+        assert Database(None, tenant).alias == PLACES[group]
+        found = [Session.objects.using(alias).filter(tenant=tenant).count() for alias in routed.aliases]
+        assert found == [int(alias == PLACES[group]) for alias in routed.aliases], group
+        assert DatabaseUsageStore(tenant=tenant).get_entries("session")
+    again = json.loads(run("helix_import", str(file), "--format=json"))
+    assert (again["imported"], again["is_complete"]) == ({}, True)
+
+    run("helix_import", str(file), f"--database={routed.second}")
+    chosen = Session.objects.using(routed.second).filter(tenant__in=tenants.values())
+    assert set(chosen.values_list("tenant", flat=True)) == set(tenants.values())
 
 
 def test_the_doctor_examines_each_database(pair: Pair) -> None:

@@ -68,6 +68,11 @@ class Command(StoreCommand):
     def takes_one_database(self, options: Mapping[str, Any]) -> bool:
         return True
 
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        # Without a choice, the routers place each tenant: a file may have tenants of several databases.
+        self._is_routed = not options.get("database") and not options.get("all_databases")
+        return super().execute(*args, **options)
+
     def handle(self, *args: Any, **options: Any) -> None:
         if options["source"] is None:
             refuse_options(options, _OF_A_STORE, "--from is missing for")
@@ -93,7 +98,7 @@ class Command(StoreCommand):
             export = ExportFile(stream)
             summary = import_units(
                 export.units(),
-                options["database"],
+                None if self._is_routed else options["database"],
                 tenant=options["tenant"],
                 progress=lambda done: bar.update(done.sessions),
                 is_stopped=self.stop.is_set,
