@@ -366,7 +366,8 @@ class WorkspaceProvider(Protocol):
     """
 
     def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str) -> Iterable[str]:
-        """Return the ids of the snapshots that this session owns in the workspace of ``ref``.
+        """Return the ids of the snapshots that this session owns in the workspace of ``ref``: a collection of
+        texts that are not empty. If there is anything else in it, nothing is deleted.
 
         Session ids are only unique within a tenant. It is left out for a provider that does not take it.
         """
@@ -504,7 +505,9 @@ class Snapshot(NamedTuple):
 def owned_snapshots(
     providers: Mapping[str, WorkspaceProvider], key: SessionKey, refs: Iterable[Any]
 ) -> list[Snapshot]:
-    """Return the snapshots of a session. Raise `MissingProvider` before any snapshot is listed."""
+    """Return the snapshots of a session. Raise `MissingProvider` before any snapshot is listed, and
+    `InvalidPayload` if a provider lists anything other than ids: nothing may be deleted then.
+    """
     known = [(_provider(providers, ref), ref) for ref in refs]
     return [
         Snapshot(provider, snapshot_id)
@@ -523,11 +526,20 @@ def _provider(providers: Mapping[str, WorkspaceProvider], ref: Any) -> Workspace
 
 def _listed_snapshots(
     provider: WorkspaceProvider, session_id: str, ref: Mapping[str, Any], *, tenant: str
-) -> Iterable[str]:
+) -> Iterator[str]:
     """Call `WorkspaceProvider.list_snapshots`, even on a provider that does not support tenants."""
     list_snapshots: Any = provider.list_snapshots
     parameters = inspect.signature(list_snapshots).parameters
     if "tenant" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         list_snapshots = partial(list_snapshots, tenant=tenant)
-    snapshots: Iterable[str] = list_snapshots(session_id, ref)
-    return snapshots
+    snapshots: Any = list_snapshots(session_id, ref)
+    # A text is a collection of texts, and its characters could be the ids of other sessions' snapshots.
+    if not isinstance(snapshots, Iterable) or isinstance(snapshots, str | bytes | Mapping):
+        reason = f"the workspace provider must return a collection of ids, not {type(snapshots).__name__}"
+        raise InvalidPayload(path="list_snapshots", reason=reason)
+    for number, snapshot_id in enumerate(snapshots):
+        if not isinstance(snapshot_id, str) or not snapshot_id:
+            given = "an empty text" if snapshot_id == "" else type(snapshot_id).__name__
+            reason = f"a workspace provider's id of a snapshot is text, not {given}"
+            raise InvalidPayload(path=f"list_snapshots/{number}", reason=reason)
+        yield snapshot_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -364,6 +364,50 @@ def test_arguments_that_make_no_sense_are_refused(
     with pytest.raises(InvalidQuery):
         cleanup(store, **bad)
     assert status_of(store, "session") == ("active", None)
+
+
+class FixedProvider(MemoryProvider):
+    """Lists the same for every session, whatever it is."""
+
+    listed: Any = ()
+
+    def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str = "") -> Any:
+        return self.listed
+
+
+def test_a_provider_that_lists_no_ids_deletes_nothing(store: StateStore, expired: Expired) -> None:
+    """One text is a collection of texts, each of which could be the id of another session's snapshot."""
+    provider = FixedProvider()
+    listed: list[Any] = [
+        "snap-42",
+        b"snap",
+        {"snap": 1},
+        ["a", 5],
+        ["a", None],
+        ["a", ""],
+        ["a", b"b"],
+        5,
+        None,
+    ]
+    for number, result in enumerate(listed):
+        provider.listed = result
+        session_id = expired(f"session-{number}", workspace_refs=REFS)
+        assert cleanup(store, provider, limit=1) == CleanupSummary(detected=1, errors=1), result
+        assert status_of(store, session_id) == ("active", None)
+        store.delete_session(session_id)
+    # A tree that is deleted has the snapshots of sub-sessions that have ended in another way.
+    expired("root")
+    cleanup(store, provider)
+    state = store.create_session("child", agent_type="agent", parent_session_id="root")
+    state.workspace_refs, state.status = REFS, SessionStatus.COMPLETED
+    store.save_state("child", state)
+    provider.listed = "snap-42"
+    assert cleanup(store, provider, delete_after=0) == CleanupSummary(errors=1)
+    assert store.session_exists("root")
+    assert provider.deleted == []
+    provider.listed = iter(("one", "two"))
+    assert cleanup(store, provider, delete_after=0) == CleanupSummary(deleted=2, snapshots_deleted=2)
+    assert provider.deleted == ["one", "two"]
 
 
 @for_each("expires_at", [1_900_000_000, 253_402_300_800_000, -1, "tomorrow", 1.5, True])
