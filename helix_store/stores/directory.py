@@ -95,12 +95,11 @@ class SessionDirectory:
 
     def __init__(self, using: str | None = None, *, tenant: str | None = None) -> None:
         self.tenant = None if tenant is None else validation.tenant(tenant)
-        self._using = using
         self._db = Database(using, self.tenant or "")
 
     def store(self, tenant: str) -> DatabaseStateStore:
         """Return a tenant's state store in this database."""
-        return DatabaseStateStore(self._using, tenant=tenant)
+        return DatabaseStateStore(self._db.alias, tenant=tenant)
 
     def tenants_of(self, session_id: str) -> list[str]:
         """List the tenants that have a session with this id, in order; none if the id is unknown."""
@@ -179,7 +178,7 @@ class SessionDirectory:
         Runs three queries, however large the tree is. Raises `SessionNotFound`.
         """
         validation.identifier(session_id, "session_id")
-        db = Database(self._using, tenant)
+        db = Database(self._db.alias, tenant)
         heads, children = db.query(partial(_members, db, tree_keys(db, session_id)))
         by_id = {head.session_id: head for head in heads}
         if session_id not in by_id:
@@ -211,7 +210,8 @@ class SessionDirectory:
             page = partial(self._with_more_checkpoints, keep, before, session_id, after, page_size)
             found = self._db.query(page)
             for _, tenant, found_id in found:
-                db = Database(self._using, tenant)
+                # Not the database of the routers: the rows of a moved tenant must not name other rows.
+                db = Database(self._db.alias, tenant)
                 dropped = 0
                 # The session may have been deleted after it was found.
                 with db.rolled_back(dry_run=dry_run), suppress(SessionNotFound):

@@ -16,6 +16,7 @@ from helix_store.cleanup import erase
 from helix_store.engine.database import Database, app_aliases
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from helix_store.stores.directory import SessionDirectory
 from helix_store.testing.usage.base import tokens
 from tests.commands.test_help_examples import PARSERS
 from tests.shards.conftest import Pair
@@ -126,6 +127,24 @@ def test_a_file_without_a_database_is_imported_where_the_router_places_its_tenan
     run("helix_import", str(file), f"--database={routed.second}")
     chosen = Session.objects.using(routed.second).filter(tenant__in=tenants.values())
     assert set(chosen.values_list("tenant", flat=True)) == set(tenants.values())
+
+
+def test_a_directory_prunes_in_the_database_that_it_lists(routed: Pair) -> None:
+    """Rows that a tenant left behind name its sessions, which are in another database."""
+    PLACES[""] = routed.first
+    tenant = f"south:{routed.tenant}"
+    stores = [DatabaseStateStore(alias, tenant=tenant) for alias in routed.aliases]
+    for store in stores:
+        state = store.create_session("session", agent_type="agent")
+        for number in range(1, 4):
+            step = {"step_id": f"step-{number}", "step_count": number}
+            store.save_state_and_promote_staging("session", state, [], step)
+    assert DatabaseStateStore(tenant=tenant).alias == routed.second
+    directory = SessionDirectory()
+    assert max(each.checkpoints for each in directory.prune_checkpoints(keep=1)) >= 2
+    assert [store.list_checkpoints("session").total for store in stores] == [1, 3]
+    assert directory.store(tenant).list_checkpoints("session").total == 1
+    assert SessionDirectory(tenant=tenant).store(tenant).list_checkpoints("session").total == 3
 
 
 def test_the_doctor_examines_each_database(pair: Pair) -> None:
