@@ -29,7 +29,7 @@ from helix_store.cleanup.workspaces import (
     SessionKey,
     Snapshot,
     WorkspaceProvider,
-    configured_workspace_providers,
+    checked_providers,
     digest_of,
     owned_snapshots,
 )
@@ -592,6 +592,7 @@ def erase(
     workspace snapshots. On SQLite, other writers wait for that transaction. A tenant may have too many
     sessions for one transaction, so its rows are only counted.
     """
+    validation.progress_function(progress)
     erasure = Erasure(
         using=using,
         user_id=user_id,
@@ -641,8 +642,9 @@ class Erasure:
         if not subject:
             raise InvalidQuery("Pass user_id, session_id or tenant.", path="user_id")
         self._is_of_tenant = subject == "tenant"
-        given = self.workspace_providers
-        self._providers = configured_workspace_providers() if given is None else given
+        for flag in ("keep_branches", "leave_snapshots", "force", "dry_run"):
+            validation.query_flag(getattr(self, flag), flag)
+        self._providers = checked_providers(self.workspace_providers)
         self._portions = Portions()
         self.receipt = ErasureReceipt(
             subject=subject,

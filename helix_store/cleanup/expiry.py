@@ -32,7 +32,7 @@ from helix_store.cleanup.workspaces import (
     SessionKey,
     Snapshot,
     WorkspaceProvider,
-    configured_workspace_providers,
+    checked_providers,
     owned_snapshots,
 )
 from helix_store.core import moments, validation
@@ -419,6 +419,7 @@ def expired_session_cleanup(
     cleaned up is logged, counted in ``errors`` and tried again by the next cleanup. Raise `InvalidQuery` for
     invalid arguments. Source: the operator-driven cleanup of `@helix-agents/store-postgres`.
     """
+    validation.progress_function(progress)
     summary = CleanupSummary()
     for summary in expired_session_cleanup_batches(
         using=using,
@@ -453,11 +454,9 @@ def expired_session_cleanup_batches(
     """
     if using is not None and state_store is not None:
         raise InvalidQuery("Pass using or state_store, not both.", path="using")
-    providers = configured_workspace_providers() if workspace_providers is None else workspace_providers
-    for name, provider in providers.items():
-        if not isinstance(provider, WorkspaceProvider):
-            raise TypeError(f"{name!r} is not a workspace provider: it cannot list or delete snapshots.")
-    page_size = validation.page_limit(page_size, maximum=MAX_BATCH)
+    providers = checked_providers(workspace_providers)
+    page_size = validation.page_limit(page_size, maximum=MAX_BATCH, name="page_size")
+    validation.query_flag(dry_run, "dry_run")
     limit = None if limit is None else validation.query_number(limit, "limit", minimum=1)
     time = None if now is None else validation.aware_datetime(now, "now")
     age = None if delete_after is None else _age(delete_after)
@@ -518,12 +517,14 @@ def _has_tables(db: Database) -> bool:
 
 
 def _age(delete_after: timedelta | float) -> timedelta:
+    problem = "delete_after must be a timedelta or a number of days."
+    if isinstance(delete_after, bool):
+        # Python would take True for one day.
+        raise InvalidQuery(problem, path="delete_after")
     try:
         age = delete_after if isinstance(delete_after, timedelta) else timedelta(days=delete_after)
     except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidQuery(
-            "delete_after must be a timedelta or a number of days.", path="delete_after"
-        ) from exc
+        raise InvalidQuery(problem, path="delete_after") from exc
     if not validation.is_age(age):
         raise InvalidQuery("delete_after must be from 0 to a hundred years.", path="delete_after")
     return age

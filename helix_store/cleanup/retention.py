@@ -43,7 +43,7 @@ from helix_store.cleanup.workspaces import (
     Counts,
     MissingProvider,
     WorkspaceProvider,
-    configured_workspace_providers,
+    checked_providers,
 )
 from helix_store.core import validation
 from helix_store.core.limits import MAX_BATCH
@@ -52,7 +52,7 @@ from helix_store.core.usage import BudgetPeriod
 from helix_store.counters import change_usage, delete_usage
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import keyset_pages, list_parameter, with_keys
-from helix_store.exceptions import TenantMoved
+from helix_store.exceptions import InvalidQuery, TenantMoved
 from helix_store.models import (
     Budget,
     BudgetCounter,
@@ -132,6 +132,7 @@ def apply_retention(
     ``now`` is an aware datetime or epoch milliseconds, by default the database's clock; streams always use
     that clock. ``progress`` is called after each batch. Raise `InvalidQuery` for invalid arguments.
     """
+    validation.progress_function(progress)
     retention = Retention(
         using=using,
         tenant=tenant,
@@ -164,11 +165,13 @@ class Retention:
         conf.require_usable_prefix()
         if self.tenant is not None:
             validation.tenant(self.tenant)
+        validation.query_flag(self.dry_run, "dry_run")
+        if self.policy is not None and not isinstance(self.policy, RetentionPolicy):
+            raise InvalidQuery("policy must be a RetentionPolicy.", path="policy")
         self._policy = conf.retention() if self.policy is None else self.policy
-        given = self.workspace_providers
-        self._providers = configured_workspace_providers() if given is None else given
+        self._providers = checked_providers(self.workspace_providers)
         page_size = conf.page_size() if self.page_size is None else self.page_size
-        self._page_size = validation.page_limit(page_size, maximum=MAX_BATCH)
+        self._page_size = validation.page_limit(page_size, maximum=MAX_BATCH, name="page_size")
         self._now = None if self.now is None else validation.aware_datetime(self.now, "now")
         self.summary = RetentionSummary(dry_run=self.dry_run)
         self._prune_request: PruneRequest | None = None

@@ -34,7 +34,7 @@ from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.payloads import Serializable
 from helix_store.core.types import PendingToolCall
-from helix_store.exceptions import InvalidPayload, LimitExceeded
+from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 
 _PREFIX: Final = conf.table_name("")
 
@@ -459,6 +459,23 @@ def _name(text: str) -> str:
         digest = hashlib.sha256(text.encode()).hexdigest()
         name = f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
     return name
+
+
+def checked_providers(given: Any) -> Mapping[str, WorkspaceProvider]:
+    """Return the providers of a call, by default those of the settings.
+
+    Raise `InvalidQuery`, `TypeError` for an object that is not a provider, or `ImproperlyConfigured`.
+    """
+    if given is None:
+        return configured_workspace_providers()
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidQuery(
+            "workspace_providers must be a dict of providers by their names.", path="workspace_providers"
+        )
+    for name, provider in given.items():
+        if not isinstance(provider, WorkspaceProvider):
+            raise TypeError(f"{name!r} is not a workspace provider: it cannot list or delete snapshots.")
+    return given
 
 
 def configured_workspace_providers() -> dict[str, WorkspaceProvider]:

@@ -378,9 +378,22 @@ def query_enum(cls: type[E], value: Any, name: str) -> E:
         raise InvalidQuery(f"{name}: {exc.reason}.", path=name) from exc
 
 
-def page_limit(limit: Any, *, maximum: int = 200) -> int:
+def query_flag(value: Any, name: str) -> bool:
+    """Return ``True`` or ``False``; no other value is asked whether it is true. Raises `InvalidQuery`."""
+    if type(value) is not bool:
+        raise InvalidQuery(f"{name} must be True or False.", path=name)
+    return value
+
+
+def progress_function(value: Any, name: str = "progress") -> None:
+    """Check for a function or ``None``, before any work is done. Raises `InvalidQuery`."""
+    if value is not None and not callable(value):
+        raise InvalidQuery(f"{name} must be None or a function.", path=name)
+
+
+def page_limit(limit: Any, *, maximum: int = 200, name: str = "limit") -> int:
     """Return the number of rows of a page, at most `maximum`."""
-    return min(query_number(limit, "limit", minimum=1), maximum)
+    return min(query_number(limit, name, minimum=1), maximum)
 
 
 def page_offset(offset: Any) -> int:

@@ -237,6 +237,8 @@ def diagnose(
     if session_id is not None:
         session_id, tenant = validation.identifier(session_id, "session_id"), tenant or ""
     tenant = None if tenant is None else validation.tenant(tenant)
+    for name, flag in {"fix": fix, "dry_run": dry_run, "deploy": deploy}.items():
+        validation.query_flag(flag, name)
     db = Database(using, tenant or "", None)
     if dry_run and not fix:
         raise InvalidQuery("dry_run reports what fix would do; pass both.", path="dry_run")

@@ -14,6 +14,7 @@ from django.db.models import Count, Exists, Min, OuterRef, Q
 
 from helix_store.core import validation
 from helix_store.core.contracts import takes_session_filters
+from helix_store.core.limits import MAX_BATCH
 from helix_store.core.payloads import Page, Serializable
 from helix_store.core.types import SessionHead, SubSessionRef
 from helix_store.engine.database import Database
@@ -201,9 +202,24 @@ class SessionDirectory:
 
         With ``before``, only checkpoints made before that time are deleted. Runs one transaction per session,
         under its lock; safe to stop and to repeat. The current state, messages and graphs are kept. A
-        ``dry_run`` rolls each transaction back.
+        ``dry_run`` rolls each transaction back. Raises `InvalidQuery` for invalid arguments, and
+        `InvalidPayload` for an invalid session id.
         """
         validation.query_number(keep, "keep")
+        validation.query_flag(dry_run, "dry_run")
+        validation.optional_identifier(session_id, "session_id")
+        before = None if before is None else validation.aware_datetime(before, "before")
+        return self._prune(
+            keep=keep,
+            before=before,
+            session_id=session_id,
+            dry_run=dry_run,
+            page_size=validation.page_limit(page_size, maximum=MAX_BATCH, name="page_size"),
+        )
+
+    def _prune(
+        self, *, keep: int, before: datetime | None, session_id: str | None, dry_run: bool, page_size: int
+    ) -> Iterator[PruneSummary]:
         summary = PruneSummary()
         after = 0
         while True:

@@ -147,7 +147,7 @@ class PruneRequest:
             older_than = validation.aware_datetime(older_than, "older_than")
         if keep_chunks is not None:
             validation.query_number(keep_chunks, "keep_chunks", maximum=UNLIMITED)
-        validation.flag(dry_run, "dry_run")
+        validation.query_flag(dry_run, "dry_run")
         return cls(older_than=older_than, keep_chunks=keep_chunks, dry_run=dry_run)
 
 

@@ -293,6 +293,7 @@ class TenantMove:
         is_stopped: Callable[[], bool] | None = None,
     ) -> None:
         self.tenant = validation.tenant(tenant)
+        validation.query_flag(force, "force")
         self._source = Database(source, self.tenant)
         self._target = Database(target, self.tenant)
         self._force = force

@@ -353,16 +353,25 @@ def test_a_session_that_has_another_end_since_it_was_marked_is_not_deleted(
         {"delete_after": "long"},
         {"delete_after": float("nan")},
         {"delete_after": 10**12},
+        {"delete_after": True},
+        {"dry_run": "no"},
+        {"dry_run": None},
+        {"dry_run": 0},
+        {"progress": 5},
         {"using": "default"},
     ],
     ids=repr,
+    shared=True,
 )
 def test_arguments_that_make_no_sense_are_refused(
     store: StateStore, expired: Expired, bad: dict[str, Any]
 ) -> None:
-    expired("session")
-    with pytest.raises(InvalidQuery):
+    if not store.session_exists("session"):
+        expired("session")
+    (name,) = bad
+    with pytest.raises(InvalidQuery, match=name) as refused:
         cleanup(store, **bad)
+    assert refused.value.path == f"/{name}"
     assert status_of(store, "session") == ("active", None)
 
 

@@ -301,6 +301,7 @@ class DjangoSession:
 
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
         """Delete the items of a branch, never of ``main``. ``force`` is needed for the current branch."""
+        validation.flag(force, "force")
         if branch_id == _MAIN:
             raise ValueError("The main branch cannot be deleted.")
         if branch_id == self.branch_id and not force:
