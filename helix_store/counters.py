@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
+from django.core.exceptions import EmptyResultSet
 from django.db.models import QuerySet
 from django.db.models.sql import DeleteQuery
 
@@ -388,7 +389,10 @@ def delete_usage(db: Database, entries: QuerySet[UsageRow]) -> int:
     Call this in a transaction. Raises `UnsupportedIsolation`.
     """
     if db.is_postgresql:
-        text, parameters = entries.query.chain(DeleteQuery).get_compiler(using=db.alias).as_sql()
+        try:
+            text, parameters = entries.query.chain(DeleteQuery).get_compiler(using=db.alias).as_sql()
+        except EmptyResultSet:
+            return 0
         rows = db.execute(deletion(text), parameters)
         if any(is_counted is None for is_counted, *_ in rows):
             raise UnsupportedIsolation
@@ -424,7 +428,11 @@ def change_usage(db: Database, keys: Sequence[int], change: Callable[[], R]) -> 
 def _spent_by(db: Database, entries: QuerySet[UsageRow]) -> list[Spent]:
     """Return the sums of entries by spender and day."""
     columns = [field.attname for field in UsageRow._meta.concrete_fields]
-    text, parameters = entries.order_by().values(*columns).query.get_compiler(using=db.alias).as_sql()
+    try:
+        text, parameters = entries.order_by().values(*columns).query.get_compiler(using=db.alias).as_sql()
+    except EmptyResultSet:
+        # Django knows that no row matches, and has no SQL for it.
+        return []
     statement = Statement(sums_of_entries(f"({text})", is_postgresql=db.is_postgresql))
     return _spent_of(db.execute(statement, parameters))
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -23,10 +23,17 @@ from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
 from helix_store import conf
 from helix_store.catalogue import Table, declared, tables
+from helix_store.core import validation
 from helix_store.core.limits import MAX_CALL_BYTES
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import Pace, after_keyset, distinct_values, keyset_pages, with_keys
-from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, shown_id
+from helix_store.exceptions import (
+    HelixStoreError,
+    IntegrityFault,
+    InvalidPayload,
+    InvalidQuery,
+    shown_id,
+)
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.heads import forest_keys
 from helix_store.transfer.records import (
@@ -60,7 +67,8 @@ class DatabaseSource:
     """The sessions of a tenant, or of all tenants for ``None``; with ``session_ids``, only these sessions.
 
     A session includes its stream, its lock, and the usage of a deleted session with the same id;
-    ``with_trees`` also includes its sub-sessions with their data.
+    ``with_trees`` also includes its sub-sessions with their data. Raises `InvalidQuery` and `InvalidPayload`
+    for arguments that make no sense; without any ids, the export is empty.
     """
 
     def __init__(
@@ -71,10 +79,10 @@ class DatabaseSource:
         session_ids: Collection[str] | None = None,
         with_trees: bool = False,
     ) -> None:
+        self._tenant = None if tenant is None else validation.tenant(tenant)
         self._db = Database(using, tenant or "")
-        self._tenant = tenant
-        self._session_ids = None if session_ids is None else sorted(set(session_ids))
-        self._with_trees = with_trees
+        self._session_ids = None if session_ids is None else _checked_ids(session_ids)
+        self._with_trees = validation.query_flag(with_trees, "with_trees")
         self._trees: dict[str, list[str]] | None = None
         self._paces: defaultdict[ExportedPart, Pace] = defaultdict(partial(Pace, _MOST_ROWS))
 
@@ -156,7 +164,7 @@ class DatabaseSource:
     def _rows_of_tenants(self, table: Table) -> Iterator[Unit]:
         rows = self._of_tenant(table.model)
         if self._session_ids is not None:
-            if table.of_sessions is None:
+            if table.of_sessions is None or not self._session_ids:
                 return
             rows = table.of_sessions(rows, self._chosen(Session))
         for (tenant,) in distinct_values(self._db, rows, "tenant"):
@@ -304,6 +312,13 @@ class DatabaseSource:
             of_stream = {"tenant": OuterRef("tenant"), "stream_id": OuterRef("stream_id")}
             streams = streams.filter(Exists(self._chosen(Session).filter(**of_stream)))
         return streams
+
+
+def _checked_ids(session_ids: Any) -> list[str]:
+    # A text is a collection of texts too.
+    if not isinstance(session_ids, Iterable) or isinstance(session_ids, str | bytes | Mapping):
+        raise InvalidQuery("session_ids must be a collection of ids.", path="session_ids")
+    return sorted({validation.identifier(each, "session_ids") for each in session_ids})
 
 
 _FORMAT: Final = "helix_store.export"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import connections
@@ -12,11 +14,13 @@ from django.db import connections
 from example_project.transcripts import read_transcripts, replay
 from helix_store.catalogue import tables
 from helix_store.core.types import StepInfo
-from helix_store.exceptions import ApprovalUsed
+from helix_store.exceptions import ApprovalUsed, InvalidPayload, InvalidQuery
 from helix_store.models import Checkpoint, Session
 from helix_store.retention import RetentionPolicy, apply_retention
-from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore, Store
+from helix_store.testing.usage.base import tokens
 from helix_store.transfer import DatabaseSource, write_export
+from tests.cells import for_each
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.invariants import broken_invariants
 from tests.transfer.files import exported, fill, imported, lines_of, simple_session
@@ -53,6 +57,53 @@ def test_everything_goes_to_the_other_database_and_back(
         assert (summary.problems, file.problems, file.is_complete) == ([], [], True)
         assert exported(database) == data
         assert broken_invariants(database) == []
+
+
+def test_an_export_of_no_sessions_is_complete(committed_db: CommittedDatabase) -> None:
+    simple_session(committed_db, "a")
+    none: Iterator[str] = iter(())
+    for session_ids in ([], (), none):
+        for with_trees in (False, True):
+            data = exported(committed_db, session_ids=session_ids, with_trees=with_trees)
+            assert [each["record"] for each in lines_of(data)] == ["header", "trailer"]
+            summary, file = imported(committed_db, data)
+            assert (file.is_complete, summary.imported, summary.problems) == (True, {}, [])
+    for table in tables("tenant"):
+        if table.of_sessions is not None:
+            rows = table.model._base_manager.using(committed_db.alias)
+            assert list(table.of_sessions(rows, Session.objects.using(committed_db.alias).none())) == []
+
+
+@for_each(
+    "given",
+    [
+        *({"session_ids": value} for value in ("root", b"root", {"root": 1}, 5, [5], ["a", "b\x00"], [""])),
+        *({"tenant": value} for value in (5, "a\x00", "x" * 256)),
+        {"session_ids": ["a"], "with_trees": "no"},
+    ],
+    ids=str,
+)
+def test_a_selection_that_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
+    """One text is a collection of texts, which would be exported as sessions that do not exist."""
+    with pytest.raises((InvalidQuery, InvalidPayload), match=list(given)[-1]):
+        DatabaseSource(**given)
+
+
+def test_a_deleted_session_comes_back_to_a_budget_that_counts_its_kept_usage(
+    committed_db: CommittedDatabase,
+) -> None:
+    simple_session(committed_db, "a")
+    usage = DatabaseUsageStore(committed_db.alias, tenant=committed_db.tenant)
+    usage.record_entry(tokens("a", prompt=3, total=3))
+    budgets = Store(committed_db.alias, tenant=committed_db.tenant).budgets
+    budgets.set_budget("all", scope="tenant", limit_tokens=100)
+    data = exported(committed_db)
+    DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant).delete_session("a", keep_usage=True)
+    summary, _ = imported(committed_db, data)
+    assert (summary.problems, summary.imported["session"]) == ([], 1)
+    assert [each.session_id for each in usage.get_entries("a")] == ["a"]
+    assert budgets.status("all").spent_tokens == 3
+    assert exported(committed_db) == data
 
 
 def test_an_import_keeps_what_was_approved_and_what_was_used(

@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
+from django.core.exceptions import EmptyResultSet
 from django.db.models import Model, QuerySet
 from django.db.models.expressions import RawSQL
 
@@ -63,7 +64,11 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
 
 def entries_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QuerySet[Any]:
     """Select the rows of `ConversationEntry` in the histories of these sessions' conversations."""
-    chosen, params = sessions.values("pk").query.get_compiler(using=rows.db).as_sql()
+    try:
+        chosen, params = sessions.values("pk").query.get_compiler(using=rows.db).as_sql()
+    except EmptyResultSet:
+        # Django knows that no row matches, and has no SQL for it.
+        return rows.none()
     condition = f"c.session_id IN ({chosen})"
     postgresql, sqlite = _reached((condition, condition))
     reached = postgresql if Database(rows.db, "").is_postgresql else sqlite
