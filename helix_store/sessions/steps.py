@@ -184,7 +184,7 @@ class StepWrite:
     staged_rows: Sequence[StagedRow] = ()
     after: Sequence[Callable[[], object]] = ()
     record: Callable[[StepCommit | None], object] | None = None
-    asked: Sequence[str] = ()
+    opened: Sequence[str] = ()
     """The ids of the calls that the step opens."""
     receives: bool = False
     """True if the commit receives due posts, if the store supports posts."""

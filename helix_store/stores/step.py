@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import threading
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -126,13 +126,13 @@ def take(state: SessionState, tool_call_ids: Container[str], limits: Limits) -> 
         state.completed_client_tool_calls = calls.kept(limits)
 
 
-def ask(state: SessionState, entries: Mapping[str, dict[str, Any]], *, step_id: str) -> None:
-    """Make a state wait for calls, as `suspend` does.
+def ask(state: SessionState, entries: Mapping[str, dict[str, Any]], *, step_id: str) -> list[str]:
+    """Make a state wait for calls, as `suspend` does, and return the ids of those that were not open before.
 
-    Raises `ConflictError` for a call that the state already has.
+    Raises `ConflictError` if the state has another call with one of these ids.
     """
     calls = calls_of(state)
-    calls.add(entries)
+    opened = calls.add(entries)
     state.pending_client_tool_calls = calls.pending
     if other_root(state) is None:
         state.client_tool_call_ownership = claimed_calls(
@@ -143,6 +143,7 @@ def ask(state: SessionState, entries: Mapping[str, dict[str, Any]], *, step_id: 
     state.suspension_context = {"tool_call_ids": list(entries)}
     state.suspended_awaiting_children = None
     state.suspended_step_id = step_id
+    return opened
 
 
 def outcome_of(state: SessionState) -> tuple[RunStatus, str | None]:
@@ -408,8 +409,8 @@ class Step(NotCopied, BothContexts):
 
         ``calls`` are entries by tool call id. A ``deadline`` is a duration, an aware time, or epoch
         milliseconds; with ``on_expiry`` "reject", the call is an approval. To keep data for the next turn,
-        store it in the custom state. Raises `InvalidPayload`, and `ConflictError` for calls that the session
-        already has.
+        store it in the custom state. A call that is open already may be named again. Raises `InvalidPayload`,
+        and `ConflictError` for an id that the session has given to another call, or that was answered.
         """
         with self._working("wait_for"):
             self._require_going_on()
@@ -551,13 +552,14 @@ class Step(NotCopied, BothContexts):
         self._require_staged_in_block()
         state = copy.copy(self.state)
         record = self._before_commit()
+        opened: list[str] = []
         if self._asked:
-            self._ask(state, self._asked)
+            opened = self._ask(state, self._asked)
         else:
             self._take_offered(state)
         if self._operation_id is not None:
             set_loaded(state, intent=self._intent())
-        write = self._to_write(state, record)
+        write = self._to_write(state, record, opened)
         commit, custom_state = self.session._stores.commit_step(write)
         if self._operation_id is not None and write.is_earlier(commit):
             self._discard_staged()
@@ -588,7 +590,10 @@ class Step(NotCopied, BothContexts):
             )
 
     def _to_write(
-        self, state: SessionState, record: Callable[[StepCommit | None], object] | None
+        self,
+        state: SessionState,
+        record: Callable[[StepCommit | None], object] | None,
+        opened: Sequence[str],
     ) -> StepWrite:
         rows = [row for row in self._rows.values() if row is not None]
         has_ended = state.status in TERMINAL_STATUSES
@@ -610,7 +615,7 @@ class Step(NotCopied, BothContexts):
             record=record,
             receives=receives,
             continued=self._continued(state) if receives and has_ended else None,
-            asked=list(self._asked),
+            opened=opened,
         )
 
     def _continued(self, state: SessionState) -> SessionState | None:
@@ -668,9 +673,9 @@ class Step(NotCopied, BothContexts):
             )
         return calls
 
-    def _ask(self, state: SessionState, entries: Mapping[str, dict[str, Any]]) -> None:
+    def _ask(self, state: SessionState, entries: Mapping[str, dict[str, Any]]) -> list[str]:
         self._take_offered(state)
-        ask(state, entries, step_id=self.id)
+        return ask(state, entries, step_id=self.id)
 
     def _take_offered(self, state: SessionState) -> None:
         if self._offered:

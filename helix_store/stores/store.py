@@ -215,9 +215,9 @@ class StoreBase(StoreSet, OpensSessions):
 
     def commit_step(self, step: StepWrite) -> CommittedStep:
         committed = self._committed(step)
-        if step.asked and not step.is_earlier(committed[0]):
+        if step.opened and not step.is_earlier(committed[0]):
             root_id = step.state.root_session_id or step.session_id
-            self._announce_waiting(step.session_id, root_id, list(step.asked))
+            self._announce_waiting(step.session_id, root_id, list(step.opened))
         return committed
 
     def _committed(self, step: StepWrite) -> CommittedStep:

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -949,9 +949,12 @@ class _TurnStep(Step):
         )
 
     def _to_write(
-        self, state: SessionState, record: Callable[[StepCommit | None], object] | None
+        self,
+        state: SessionState,
+        record: Callable[[StepCommit | None], object] | None,
+        opened: Sequence[str],
     ) -> StepWrite:
-        self._write = super()._to_write(state, record)
+        self._write = super()._to_write(state, record, opened)
         return self._write
 
     def _goes_on(self, commit: StepCommit | None) -> bool:

@@ -67,6 +67,19 @@ def test_a_sub_agent_names_the_root_of_its_tree_once(
     assert told == [("child", ["one"], "session")]
 
 
+@for_each("asks", [["one", "two"], ["one"]], ids=["one more", "none"])
+def test_a_step_names_no_call_that_was_open_before(
+    own_world: World, told: list[tuple[str, list[str], str]], asks: list[str]
+) -> None:
+    session = own_world.new_session()
+    own_world.own.add_pending_tool_calls("session", {"one": {"tool_name": "ask", "input": None}})
+    told.clear()
+    with session.step() as step:
+        step.wait_for({key: {"tool_name": "ask", "input": None} for key in asks})
+    assert told == ([("session", ["two"], "session")] if "two" in asks else [])
+    assert session.load().status == "paused"
+
+
 def test_a_step_that_fails_tells_nobody(own_world: World, told: list[tuple[str, list[str], str]]) -> None:
     session = own_world.new_session()
     with suppress(ZeroDivisionError), session.step() as step:
