@@ -471,7 +471,8 @@ class Turn(NotCopied, BothContexts):
         """Return the next step, with the fence and the run of this turn.
 
         Entering the step raises `TurnInterrupted` if somebody asked the session to stop: that ends the turn,
-        or is raised again by each later call. After a budget has stopped the turn, this raises `stopped_by`.
+        or is raised again by each later call in its block. After a budget has stopped the turn, this raises
+        `stopped_by` there.
         Estimates replace what the turn has reserved for the step, when the step begins; if a budget does not
         allow that, `BudgetExceeded` is raised. Raises `ConflictError` if the turn is not active, and for an
         estimate with a lock manager of another store; entering the step raises it if the session was ended or
@@ -485,7 +486,8 @@ class Turn(NotCopied, BothContexts):
     def _required_run(self) -> Run:
         """Return the run of an active turn. Raises `ConflictError`, or what has stopped the turn."""
         is_active = self.is_active
-        if self._interrupt is not None:
+        # After the block, no turn is left that the error could end quietly.
+        if self._interrupt is not None and not self._has_left:
             raise self._interrupt
         if self._is_at_rest:
             raise _rests()

@@ -101,6 +101,20 @@ def test_a_caller_may_catch_it_but_the_turn_is_over(own_world: World) -> None:
             assert again.value is unknown.value
 
 
+def test_a_stopped_turn_that_was_left_is_over_like_any_other(own_world: World) -> None:
+    own_world.new_session()
+    leave_started(own_world)
+    with own_world.turn(own_world.session()) as turn:
+        late = turn.effect("late")
+        with turn.effect("pay"):
+            pytest.fail("the block ran")
+    assert turn.stopped_by is not None
+    for call in (lambda: turn.effect("other"), late.__enter__, turn.step):
+        with pytest.raises(ConflictError, match="not active"):
+            call()
+    assert [each.id for each in own_world.own.list_effects("session").items] == ["pay"]
+
+
 def test_an_unknown_effect_of_the_handle_ends_the_sessions_own_turn_quietly(own_world: World) -> None:
     session = own_world.new_session()
     leave_started(own_world)
