@@ -30,6 +30,30 @@ class MemoryTable:
         return put_back
 
 
+class MemoryTransaction:
+    """A transaction of a `MemoryWorld`, or a savepoint within one, and how it has ended."""
+
+    def __init__(self, outer: MemoryTransaction | None) -> None:
+        self._outer = outer
+        self._is_kept: bool | None = None
+        self.thread_id = threading.get_ident()
+
+    def end(self, *, is_kept: bool) -> None:
+        self._is_kept = is_kept
+
+    @property
+    def is_committed(self) -> bool:
+        """True if neither it nor a transaction around it was rolled back, and all of them have ended."""
+        return self._is_kept is True and (self._outer is None or self._outer.is_committed)
+
+    @property
+    def is_open(self) -> bool:
+        """True if it may still be rolled back."""
+        if self._is_kept is True:
+            return self._outer is not None and self._outer.is_open
+        return self._is_kept is None
+
+
 V = TypeVar("V")
 
 
@@ -63,7 +87,7 @@ class MemoryWorld:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._open_transactions = 0
+        self._transaction: MemoryTransaction | None = None
         self._tenants: dict[str, dict[type[MemoryTable], Any]] = {}
 
     def table(self, kind: type[T], tenant: str) -> T:
@@ -80,21 +104,25 @@ class MemoryWorld:
         """
         with self.lock:
             saved = [table.saved() for tables in self._tenants.values() for table in tables.values()]
-            self._open_transactions += 1
+            outer = self._transaction
+            opened = self._transaction = MemoryTransaction(outer)
             try:
                 yield
             except BaseException:
                 for put_back in saved:
                     put_back()
+                opened.end(is_kept=False)
                 raise
+            else:
+                opened.end(is_kept=True)
             finally:
-                self._open_transactions -= 1
+                self._transaction = outer
 
     @property
-    def in_transaction(self) -> bool:
-        """True in a transaction of this thread."""
-        with self.lock:
-            return self._open_transactions > 0
+    def open_transaction(self) -> MemoryTransaction | None:
+        """The innermost open transaction of this thread. Reading it does not wait for other threads."""
+        opened = self._transaction
+        return opened if opened is not None and opened.thread_id == threading.get_ident() else None
 
     def session_is_gone(self, tenant: str, session_id: str, *, keep_usage: bool) -> None:
         """Notify every table of a tenant that a session was deleted. The caller must hold the lock."""

@@ -31,8 +31,7 @@ from helix_store.exceptions import (
     shown_id,
 )
 from helix_store.sessions.effects import End, Entered, Intent, Outcome, StoredEffect, encoded_result
-from helix_store.stores.session import NotCopied, SessionHandleBase
-from helix_store.stores.step import UncommittedWrite
+from helix_store.stores.session import NotCopied, SessionHandleBase, UncommittedWrite
 
 _logger = logging.getLogger(__name__)
 _NOT_BEGUN: Final = datetime.min.replace(tzinfo=UTC)
@@ -112,10 +111,8 @@ class OpenEffect(NotCopied, BothContexts, Effect):
         return decode_optional(stored.result) if self.is_done and stored is not None else None
 
     def _has_lost_end(self) -> bool:
-        write, stored = self._uncommitted, self._stored
-        if write is not None:
-            return not (write.is_committed or write.is_open)
-        return stored is not None and self._stores.has_lost_end(stored)
+        write = self._uncommitted
+        return write is not None and not (write.is_committed or write.is_open)
 
     # Entering
 
@@ -263,10 +260,9 @@ class OpenEffect(NotCopied, BothContexts, Effect):
         if stored is None:
             return
         end = End(of=stored, state=state, result=result, error=error)
-        connection = self._stores.connection_of_caller
         self._stores.end_effect(self.session_id, end, self._fencing_token)
         if state != "unknown":
-            self._uncommitted = None if connection is None else UncommittedWrite(connection)
+            self._uncommitted = self._stores.uncommitted_write()
             self._stored = stored._replace(result=result)
             self._ended = state
 

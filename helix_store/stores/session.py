@@ -12,8 +12,6 @@ from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import Any, Final, NoReturn, Protocol, Self, cast
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from helix_store import conf
 from helix_store.budgets import Amounts, BudgetStoreBase
 from helix_store.core import validation
@@ -42,7 +40,7 @@ from helix_store.exceptions import (
     StaleStateError,
     shown_id,
 )
-from helix_store.sessions.effects import End, Entered, Intent, StoredEffect
+from helix_store.sessions.effects import End, Entered, Intent
 from helix_store.sessions.messages import has_open_calls
 from helix_store.sessions.state import default_step_id
 from helix_store.sessions.steps import (
@@ -54,6 +52,20 @@ from helix_store.sessions.steps import (
     are_stored,
     dropped_staging,
 )
+
+
+class UncommittedWrite(Protocol):
+    """A write in a transaction of the caller, and its outcome."""
+
+    @property
+    def is_committed(self) -> bool: ...
+
+    @property
+    def is_open(self) -> bool:
+        """True if its transaction is still open, and nothing around the write was rolled back.
+
+        If the write is neither open nor committed, it was rolled back, or only the store knows its outcome.
+        """
 
 
 class StoreSet:
@@ -80,14 +92,6 @@ class StoreSet:
     def limits(self) -> Limits:
         raise NotImplementedError
 
-    @property
-    def connection_of_caller(self) -> BaseDatabaseWrapper | None:
-        """The connection whose open transaction the caller's writes are part of, if there is one.
-
-        Other connections cannot see these writes until that transaction is committed.
-        """
-        return None
-
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, int, ApprovedCall]:
         """Return the version of a session, the asking and a call that was approved in it.
 
@@ -97,8 +101,15 @@ class StoreSet:
 
     @property
     def in_callers_transaction(self) -> bool:
-        """True if a write becomes part of a transaction of the caller."""
-        return self.connection_of_caller is not None
+        """True if a write becomes part of a transaction of the caller.
+
+        Other connections cannot see these writes until that transaction is committed.
+        """
+        return False
+
+    def uncommitted_write(self) -> UncommittedWrite | None:
+        """Follow the open transaction of the caller for a write in it; ``None`` without one."""
+        return None
 
     def enter_effect(self, session_id: str, intent: Intent, fencing_token: int | None) -> Entered:
         """Begin an attempt of an effect, or return what an earlier one has left."""
@@ -107,10 +118,6 @@ class StoreSet:
     def end_effect(self, session_id: str, end: End, fencing_token: int | None) -> None:
         """Store the end of an attempt. Raises `ConflictError` if it was settled or repeated by then."""
         raise NotImplementedError
-
-    def has_lost_end(self, effect: StoredEffect) -> bool:
-        """Return whether the end of an attempt was rolled back, where no connection shows it."""
-        return False
 
     def announce_unknown(self, session_id: str, effect_id: str) -> None:
         """Send `effect_unknown`."""

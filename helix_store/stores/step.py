@@ -8,15 +8,12 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
-
-from django.db import transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.core import moments, validation
 from helix_store.core.approvals import Actor, ApprovedCall
@@ -50,7 +47,7 @@ from helix_store.exceptions import (
 from helix_store.sessions.state import SUSPENSION_FIELDS, default_step_id, set_loaded
 from helix_store.sessions.steps import OpenedStep, StagedRow, StepWrite, are_stored
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
-from helix_store.stores.session import NotCopied, SessionHandleBase
+from helix_store.stores.session import NotCopied, SessionHandleBase, UncommittedWrite
 
 _END_TURN: Final = "end_turn"
 _SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
@@ -179,52 +176,28 @@ class Progress(NamedTuple):
     was_ended: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class UncommittedWrite:
-    """A write in an open transaction of ``connection``."""
-
-    connection: BaseDatabaseWrapper
-    is_committed: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        if self.connection.in_atomic_block:
-            transaction.on_commit(self.commit, using=self.connection.alias, robust=True)
-        # With autocommit off, Django has no hooks: only the store knows the outcome.
-
-    def commit(self) -> None:
-        self.is_committed = True
-
-    @property
-    def is_open(self) -> bool:
-        """True if the write's transaction is still open and no savepoint around the write was rolled back.
-
-        Django drops the hooks of a savepoint that is rolled back, and all hooks when COMMIT fails.
-        """
-        return any(entry[1] == self.commit for entry in self.connection.run_on_commit)
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class _Step(UncommittedWrite):
+class _UncommittedStep(NamedTuple):
+    write: UncommittedWrite
     before: Progress
 
 
-class UncommittedSteps(list[_Step]):
+class UncommittedSteps(list[_UncommittedStep]):
     """The steps of a turn whose transaction was open when they ended, oldest first."""
 
-    def add(self, connection: BaseDatabaseWrapper, before: Progress) -> None:
-        """Track a step that has ended in an open transaction of ``connection``."""
-        self.append(_Step(connection, before=before))
+    def add(self, write: UncommittedWrite, before: Progress) -> None:
+        """Track a step that has ended in an open transaction of the caller."""
+        self.append(_UncommittedStep(write, before))
 
     def settle(self) -> Progress | None:
         """Drop committed and lost steps, and return the progress before the first lost one.
 
         A step counts as lost if it was rolled back, or if nothing shows whether its COMMIT was executed.
         """
-        for number, step in enumerate(self):
-            if not (step.is_committed or step.is_open):
+        for number, (write, before) in enumerate(self):
+            if not (write.is_committed or write.is_open):
                 del self[number:]
-                return step.before
-        self[:] = [step for step in self if not step.is_committed]
+                return before
+        self[:] = [step for step in self if not step.write.is_committed]
         return None
 
 
@@ -400,9 +373,10 @@ class Step(NotCopied, BothContexts):
             self._rows[tool_call_id] = self.session._stores.stage(self.session.id, self.id, changes)
             self._staged[tool_call_id] = copy.deepcopy(changes)
             self._staged_in_block.pop(tool_call_id, None)
-            connection = self.session._stores.connection_of_caller
-            if connection is not None and connection.in_atomic_block:
-                self._staged_in_block[tool_call_id] = UncommittedWrite(connection)
+            write = self.session._stores.uncommitted_write()
+            # With autocommit off, only the store knows whether the change was rolled back.
+            if write is not None and write.is_open:
+                self._staged_in_block[tool_call_id] = write
 
     def wait_for(self, calls: Mapping[str, AnyToolCall]) -> None:
         """Suspend the session when the step commits, until each call is answered.

@@ -40,7 +40,7 @@ from helix_store.sessions.calls import (
     update_run,
 )
 from helix_store.sessions.checkpoints import DatabaseCheckpoints
-from helix_store.sessions.effects import DatabaseEffects, End, Entered, Intent, StoredEffect
+from helix_store.sessions.effects import DatabaseEffects, End, Entered, Intent
 from helix_store.sessions.heads import DatabaseSessions
 from helix_store.sessions.locking import lock_session
 from helix_store.sessions.memory import (
@@ -69,7 +69,7 @@ from helix_store.sessions.waiting import DatabaseWaiting
 from helix_store.signals import announce, effect_unknown, session_waiting
 from helix_store.stores.conditions import MemoryConditions, StuckSession, find_stuck
 from helix_store.stores.effect import OpenEffect
-from helix_store.stores.session import HasStoreSet, SessionHandleBase, StoreSet
+from helix_store.stores.session import HasStoreSet, SessionHandleBase, StoreSet, UncommittedWrite
 from helix_store.stores.step import Step
 from helix_store.stores.turn import Turn
 from helix_store.streams.manager import DatabaseStreamManager, InMemoryStreamManager
@@ -310,6 +310,25 @@ class StoreTransaction(BothContexts):
         return await super().__aenter__()
 
 
+class _DatabaseWrite:
+    """A write in an open transaction of a connection."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        self.is_committed = False
+        if connection.in_atomic_block:
+            transaction.on_commit(self._commit, using=connection.alias, robust=True)
+        # With autocommit off, Django has no hooks: only the store knows the outcome.
+
+    def _commit(self) -> None:
+        self.is_committed = True
+
+    @property
+    def is_open(self) -> bool:
+        # Django drops the hooks of a savepoint that is rolled back, and all hooks when COMMIT fails.
+        return any(entry[1] == self._commit for entry in self._connection.run_on_commit)
+
+
 class DatabaseStateStore(OpensSessions, StateStoreBase):
     """Durable agent sessions in a Django database.
 
@@ -435,9 +454,12 @@ class Store(StoreBase):
             release(connection)
 
     @property
-    def connection_of_caller(self) -> BaseDatabaseWrapper | None:
+    def in_callers_transaction(self) -> bool:
+        return self.sessions._db.in_transaction
+
+    def uncommitted_write(self) -> UncommittedWrite | None:
         db = self.sessions._db
-        return db.connection if db.in_transaction else None
+        return _DatabaseWrite(db.connection) if db.in_transaction else None
 
     def announce_unknown(self, session_id: str, effect_id: str) -> None:
         announce(self.sessions._db, session_id, [effect_unknown], effect_id=effect_id)
@@ -603,12 +625,10 @@ class InMemoryStore(StoreBase):
 
     @property
     def in_callers_transaction(self) -> bool:
-        return self.world.in_transaction
+        return self.world.open_transaction is not None
 
-    def has_lost_end(self, effect: StoredEffect) -> bool:
-        record = self.sessions._scope.find(effect.session_id)
-        stored = None if record is None else record.effects.get(effect.effect_id)
-        return stored is None or (stored.attempt == effect.attempt and stored.state == "started")
+    def uncommitted_write(self) -> UncommittedWrite | None:
+        return self.world.open_transaction
 
     def announce_unknown(self, session_id: str, effect_id: str) -> None:
         self.sessions._scope.announce(session_id, [effect_unknown], effect_id=effect_id)

@@ -603,7 +603,7 @@ class Turn(NotCopied, BothContexts):
             raise ConflictError("A turn is used once; begin another one with turn().")
         self._is_used = True
         self._require_own_locks(self._spending.estimate)
-        if any(self._spending.estimate) and self.session._stores.connection_of_caller is not None:
+        if any(self._spending.estimate) and self.session._stores.in_callers_transaction:
             raise ConflictError(
                 "A turn with an estimate cannot begin inside of atomic(): a rollback would take back what it "
                 "reserves, but not what it spends; begin the turn first."
@@ -622,7 +622,7 @@ class Turn(NotCopied, BothContexts):
         self._lock, self.fencing_token = lock, lock.fencing_token
         self._spending.read_time_of(lock)
         try:
-            if self.session._stores.connection_of_caller is None:
+            if not self.session._stores.in_callers_transaction:
                 lock.keep_alive()
             self._progress = Progress(self._attempted(self._taken_up, state, StaleStateError, ConflictError))
         except BaseException:
@@ -796,12 +796,12 @@ class Turn(NotCopied, BothContexts):
             raise _is_over()
 
     def _step_is_over(self, progress: Progress) -> None:
-        connection = self.session._stores.connection_of_caller
+        write = self.session._stores.uncommitted_write()
         with self._mutex:
             before, self._progress = self._current(), progress
-            if connection is not None:
-                self._uncommitted.add(connection, before)
-            refusal = self._spending.settle(is_uncommitted=connection is not None)
+            if write is not None:
+                self._uncommitted.add(write, before)
+            refusal = self._spending.settle(is_uncommitted=write is not None)
             self._stop(refusal, self._spending.estimate)
 
     def _commit_failed(self, step: _TurnStep, error: BaseException) -> None:
@@ -809,7 +809,7 @@ class Turn(NotCopied, BothContexts):
 
         In a transaction of the caller, its rollback takes back the step.
         """
-        if self.session._stores.connection_of_caller is None:
+        if not self.session._stores.in_callers_transaction:
             with self._mutex:
                 self._unseen, self._told_error, self._must_ask = step, error, True
 
@@ -845,14 +845,14 @@ class Turn(NotCopied, BothContexts):
         self._spending.must_renew = False
         if self._has_left or self._interrupt is not None or not self.is_active or self._progress is None:
             return
-        connection = self.session._stores.connection_of_caller
-        if connection is not None:
-            self._uncommitted.add(connection, self._progress)
+        write = self.session._stores.uncommitted_write()
+        if write is not None:
+            self._uncommitted.add(write, self._progress)
         refusal = self._spending.record_again(
             self._progress.state,
             self.fencing_token,
             is_lost=True,
-            is_uncommitted=connection is not None,
+            is_uncommitted=write is not None,
         )
         self._stop(refusal, self._spending.estimate)
 
@@ -861,8 +861,7 @@ class Turn(NotCopied, BothContexts):
         if error is None:
             return
         self._interrupt, self._refused = error, refused
-        connection = self.session._stores.connection_of_caller
-        self._is_stop_uncommitted = refused is not None and connection is not None
+        self._is_stop_uncommitted = refused is not None and self.session._stores.in_callers_transaction
 
     def _require_own_locks(self, estimate: Amounts) -> None:
         """Raise `ConflictError` for an estimate whose hold no lock of this store would keep."""
@@ -915,9 +914,9 @@ class _TurnStep(Step):
 
     def _reserve(self, state: SessionState) -> None:
         turn = self._turn
-        connection = self.session._stores.connection_of_caller
-        if connection is not None:
-            turn._uncommitted.add(connection, turn._current())
+        write = self.session._stores.uncommitted_write()
+        if write is not None:
+            turn._uncommitted.add(write, turn._current())
         refusal = turn._spending.reserve(state, self._estimate, self._fencing_token)
         if refusal is not None:
             turn._stop(refusal, self._estimate)
@@ -973,7 +972,7 @@ class _TurnStep(Step):
 
     def _give_up(self, error: BaseException) -> None:
         super()._give_up(error)
-        if self.session._stores.connection_of_caller is not None:
+        if self.session._stores.in_callers_transaction:
             # The error rolls back the caller's transaction, including the usage; the turn records the usage
             # later.
             return

@@ -291,37 +291,67 @@ def test_no_effect_begins_in_a_transaction_in_memory() -> None:
         session.effect("pay").__enter__()
 
 
-def test_a_result_commits_with_the_callers_rows(database: World) -> None:
-    session = database.new_session()
+def test_a_result_commits_with_the_callers_rows(own_world: World) -> None:
+    session = own_world.new_session()
     with session.effect("pay") as effect:
-        with transaction.atomic(using=database.own.alias):
+        with own_world.transaction():
             effect.done("A-1")
             assert effect.result == "A-1"
         assert effect.is_done
-    assert database.own.list_effects("session").items[0].result == "A-1"
+    assert own_world.own.list_effects("session").items[0].result == "A-1"
 
 
-def _rolled_back(session: Any, block: Any) -> None:
-    with session.effect("pay") as effect:
-        with contextlib.suppress(ZeroDivisionError), block():
-            effect.done("A-1")
+def test_a_result_that_was_rolled_back_was_never_stored(own_world: World) -> None:
+    def pay() -> None:
+        with own_world.new_session().effect("pay") as effect:
+            _done_and_rolled_back(own_world, effect)
+            assert (effect.is_done, effect.result) == (False, None)
+
+    with pytest.raises(ConflictError, match="neither"):
+        pay()
+    assert own_world.own.list_effects("session").items[0].state == "unknown"
+
+
+def _done_and_rolled_back(world: World, effect: Any) -> None:
+    with contextlib.suppress(ZeroDivisionError), world.transaction():
+        effect.done("A-1")
+        assert effect.is_done
+        raise ZeroDivisionError
+
+
+def test_a_rolled_back_savepoint_counts_even_if_its_transaction_commits(own_world: World) -> None:
+    with own_world.new_session().effect("pay") as effect:
+        with own_world.transaction():
+            _done_and_rolled_back(own_world, effect)
+            assert not effect.is_done
+        with contextlib.suppress(ZeroDivisionError), own_world.transaction():
+            with own_world.transaction():
+                effect.done("A-2")
+            assert effect.result == "A-2"
             raise ZeroDivisionError
-        assert (effect.is_done, effect.result) == (False, None)
+        assert not effect.is_done
+        effect.done("A-3")
+    assert own_world.own.list_effects("session").items[0].result == "A-3"
 
 
-def test_a_result_that_was_rolled_back_was_never_stored(database: World) -> None:
-    session = database.new_session()
-    with pytest.raises(ConflictError, match="neither"):
-        _rolled_back(session, lambda: transaction.atomic(using=database.own.alias))
-    assert database.own.list_effects("session").items[0].state == "unknown"
+@for_each("told", ["done", "not_done"])
+def test_an_answer_of_reconcile_that_was_rolled_back_is_none(own_world: World, told: str) -> None:
+    session = own_world.new_session()
+    with contextlib.suppress(ZeroDivisionError), session.effect("pay"):
+        raise ZeroDivisionError
 
+    def ask(effect: Any) -> None:
+        with contextlib.suppress(ZeroDivisionError), own_world.transaction():
+            getattr(effect, told)("A-1")
+            raise ZeroDivisionError
 
-def test_a_result_that_was_rolled_back_in_memory_was_never_stored() -> None:
-    store = InMemoryStore()
-    session = store.new_session("session", agent_type="agent")
-    with pytest.raises(ConflictError, match="neither"):
-        _rolled_back(session, store.transaction)
-    assert store.sessions.list_effects("session").items[0].state == "unknown"
+    with pytest.raises(EffectUnknown), session.effect("pay", reconcile=ask):
+        pytest.fail("the block ran")
+    assert own_world.own.list_effects("session").items[0].state == "unknown"
+    with session.effect("pay", reconcile=ask, retry=True) as effect:
+        assert (effect.attempt, effect.is_done, effect.result) == (2, False, None)
+        effect.done("A-2")
+    assert own_world.own.list_effects("session").items[0].result == "A-2"
 
 
 def test_entering_an_effect_that_is_done_writes_nothing(database: World) -> None:

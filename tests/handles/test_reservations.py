@@ -4,45 +4,65 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-from django.db import transaction
 
-from helix_store import ConflictError, Store
+from helix_store import ConflictError, InMemoryStore, Store
 from helix_store.core.usage import cost_units
 from helix_store.models import BudgetCounter, Run
 from helix_store.stores import SessionHandle
 from tests.cells import for_each
-from tests.databases import CommittedDatabase
+from tests.databases import ALIASES, CommittedDatabase
 
 
 class Interruption(Exception):
     """An error of the caller's own."""
 
 
-@pytest.fixture
-def store(committed_db: CommittedDatabase) -> Store:
+AnyStore = Store | InMemoryStore
+
+
+@pytest.fixture(params=["memory", *ALIASES])
+def store(request: pytest.FixtureRequest) -> AnyStore:
     """A store whose tenant may spend 10 dollars."""
-    store = Store(committed_db.alias, tenant=committed_db.tenant)
+    if request.param == "memory":
+        return _capped(InMemoryStore())
+    return _capped(_in(request.getfixturevalue(f"{request.param}_db")))
+
+
+@pytest.fixture
+def stored(committed_db: CommittedDatabase) -> Store:
+    """The same in a database."""
+    return _capped(_in(committed_db))
+
+
+S = TypeVar("S", bound=AnyStore)
+
+
+def _capped(store: S) -> S:
     store.budgets.set_budget("cap", scope="tenant", limit_usd=10)
+    store.new_session("session", agent_type="agent")
     return store
 
 
+def _in(database: CommittedDatabase) -> Store:
+    return Store(database.alias, tenant=database.tenant)
+
+
 @pytest.fixture
-def session(store: Store) -> SessionHandle:
-    return store.new_session("session", agent_type="agent")
+def session(store: AnyStore) -> SessionHandle:
+    return store.session("session")
 
 
-def standing(store: Store) -> tuple[Any, Any]:
+def standing(store: AnyStore) -> tuple[Any, Any]:
     status = store.budgets.status("cap")
     return status.spent_usd, status.held_usd
 
 
 @for_each("estimates", [{"estimate_usd": "0.2", "estimate_tokens": 7}, {"estimate_usd": "0.2"}], ids=repr)
-def test_the_run_stores_what_was_refused(
-    store: Store, session: SessionHandle, estimates: dict[str, object]
-) -> None:
+def test_the_run_stores_what_was_refused(stored: Store, estimates: dict[str, object]) -> None:
+    store, session = stored, stored.session("session")
     store.budgets.set_budget("cap", scope="tenant", limit_usd="0.1")
     with session.turn(**estimates) as turn:  # type: ignore[arg-type]
         assert not turn.is_active
@@ -60,9 +80,9 @@ def test_the_run_stores_what_was_refused(
 
 
 def test_a_turn_with_an_estimate_does_not_begin_in_a_transaction(
-    store: Store, session: SessionHandle
+    store: AnyStore, session: SessionHandle
 ) -> None:
-    with transaction.atomic(using=store.alias):
+    with store.transaction():
         with pytest.raises(ConflictError, match=r"atomic\(\)"):
             session.turn(estimate_usd=1).__enter__()
         assert not store.locks.is_locked(session.id)
@@ -72,29 +92,29 @@ def test_a_turn_with_an_estimate_does_not_begin_in_a_transaction(
 
 @for_each("estimate", ["1", "4"])
 def test_a_rollback_takes_back_no_reservation_of_what_was_spent(
-    store: Store, session: SessionHandle, estimate: str
+    store: AnyStore, session: SessionHandle, estimate: str
 ) -> None:
     with session.turn(estimate_usd=1) as turn:
-        with pytest.raises(Interruption), transaction.atomic(using=store.alias):
+        with pytest.raises(Interruption), store.transaction():
             with turn.step(estimate_usd=estimate):
                 turn.tokens(model="no-such-model", prompt=1, cost_usd=estimate)
             raise Interruption
         assert turn.is_active
         assert standing(store) == (Decimal(estimate), 1)
-        with pytest.raises(Interruption), transaction.atomic(using=store.alias):
+        with pytest.raises(Interruption), store.transaction():
             with turn.step(estimate_usd=10 - 2 * int(estimate)):
                 turn.tokens(model="no-such-model", prompt=1, cost_usd=10 - 2 * int(estimate))
             raise Interruption
-        with transaction.atomic(using=store.alias), turn.step() as step:
+        with store.transaction(), turn.step() as step:
             step.say({"role": "assistant", "content": "hello"})
         assert standing(store) == (10 - int(estimate), 1)
     assert standing(store) == (10 - int(estimate), 0)
     assert session.load().step_count == 1
 
 
-def test_a_rollback_before_a_usage_entry_reserves_again(store: Store, session: SessionHandle) -> None:
+def test_a_rollback_before_a_usage_entry_reserves_again(store: AnyStore, session: SessionHandle) -> None:
     with session.turn(estimate_usd=1) as turn:
-        with pytest.raises(Interruption), transaction.atomic(using=store.alias):
+        with pytest.raises(Interruption), store.transaction():
             with turn.step():
                 turn.tokens(model="no-such-model", prompt=1, cost_usd=1)
             raise Interruption
@@ -102,9 +122,9 @@ def test_a_rollback_before_a_usage_entry_reserves_again(store: Store, session: S
         assert standing(store) == (1, 1)
 
 
-def test_a_rollback_takes_back_a_refusal_that_it_caused(store: Store, session: SessionHandle) -> None:
+def test_a_rollback_takes_back_a_refusal_that_it_caused(store: AnyStore, session: SessionHandle) -> None:
     with session.turn(estimate_usd=6) as turn:
-        with pytest.raises(Interruption), transaction.atomic(using=store.alias):
+        with pytest.raises(Interruption), store.transaction():
             store.usage.record_entry(
                 {
                     "kind": "tokens",
@@ -126,7 +146,8 @@ def test_a_rollback_takes_back_a_refusal_that_it_caused(store: Store, session: S
         assert standing(store) == (0, 6)
 
 
-def test_a_hold_counts_after_midnight(store: Store, session: SessionHandle) -> None:
+def test_a_hold_counts_after_midnight(stored: Store) -> None:
+    store, session = stored, stored.session("session")
     store.budgets.set_budget("cap", scope="tenant", period="day", limit_usd=10)
     other = store.new_session("other", agent_type="agent")
     yesterday = (datetime.now(UTC) - timedelta(days=1)).date().isoformat()

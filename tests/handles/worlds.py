@@ -18,6 +18,7 @@ from helix_store.stores import (
     InMemoryStateStore,
     InMemoryUsageStore,
 )
+from helix_store.stores.store import StoreTransaction
 from tests.databases import CommittedDatabase
 
 __all__ = ["OnlyTheProtocol", "World", "database_world", "leave_started", "memory_world"]
@@ -61,6 +62,11 @@ class World:
         """A turn with the defaults of the store's kind, which a third party's store has to be given."""
         managers = {"locks": self.locks, "usage": self.usage} if self.is_foreign else {}
         return session.turn(**{**managers, **options})
+
+    def transaction(self) -> StoreTransaction:
+        """A transaction of the caller, which an exception rolls back."""
+        transaction: StoreTransaction = self.own._stores.transaction()
+        return transaction
 
     def loaded(self, session_id: str = "session") -> SessionState:
         state = self.store.load_state(session_id)

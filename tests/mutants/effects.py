@@ -115,7 +115,13 @@ EFFECTS: Final = (
         "effect", _HANDLE, "self._may_retry and self._stored.attempt > 1", "False", state("while_it_enters")
     ),
     Mutant("effect", _HANDLE, "if self._stores.in_callers_transaction:", "if False:", _CALLER),
-    Mutant("effect", _HANDLE, "return not (write.is_committed or write.is_open)", "return False", _CALLER),
+    Mutant(
+        "effect",
+        _HANDLE,
+        "return write is not None and not (write.is_committed or write.is_open)",
+        "return False",
+        _CALLER,
+    ),
     Mutant(
         "effect",
         _TURN,
