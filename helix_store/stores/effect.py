@@ -304,8 +304,10 @@ class OpenEffect(NotCopied, BothContexts, Effect):
         """Forget the attempt. It may be called twice."""
 
     def _stop(self, unknown: EffectUnknown) -> None:
-        """Tell the project that nobody knows whether the effect happened."""
-        self._stores.announce_unknown(self.session_id, self.id)
+        """Tell the project that nobody knows whether the effect happened, after the run of an open turn."""
+        turn = self._session._open_turn
+        if turn is None or not turn._announces(self.id):
+            self._stores.announce_unknown(self.session_id, self.id)
 
 
 _SHOWN: Final = tuple(each.name for each in fields(Effect) if each.name not in ("key", "state", "result"))

@@ -276,6 +276,11 @@ class _OpenStep(Protocol):
     def loaded_state(self) -> SessionState | None: ...
 
 
+class _OpenTurn(Protocol):
+    def _announces(self, effect_id: str) -> bool:
+        """Announce an unknown effect after the run has ended. Return ``False`` if the turn was left."""
+
+
 class NotCopied:
     """A base class of objects that cannot be copied or pickled, unless they say how to copy them."""
 
@@ -303,6 +308,7 @@ class SessionHandleBase(NotCopied):
         self.fencing_token: Final = fencing_token
         self._has_posts: Final = hasattr(self.store, "receive_posts")
         self._open_step: _OpenStep | None = None
+        self._open_turn: _OpenTurn | None = None
         self._mutex = threading.Lock()
 
     def __repr__(self) -> str:

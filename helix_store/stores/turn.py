@@ -387,6 +387,8 @@ class Turn(NotCopied, BothContexts):
         self._interrupt: TurnInterrupted | None = None
         self._effects: dict[str, _TurnEffect] = {}
         """The effects that this turn attempts at the moment, by their ids."""
+        self._unknown_effects: dict[str, None] = {}
+        """The ids of the effects to announce as unknown once the run has ended."""
         self._refused: Amounts | None = None
         """The estimate that a budget has refused."""
         self._is_stop_uncommitted = False
@@ -629,6 +631,7 @@ class Turn(NotCopied, BothContexts):
             self._has_left = True
             self._release(lock)
             raise
+        self.session._open_turn = self
         return self
 
     def _attempted(
@@ -705,18 +708,21 @@ class Turn(NotCopied, BothContexts):
     ) -> bool:
         if self._lock is None or self._has_left:
             return False
-        self._has_left = True
-        own, of = self._interrupt, (self.session._stores, self.session.id)
-        if own is None and isinstance(error, EffectUnknown) and error._of == of:
-            # An effect of the handle, which has announced it.
+        with self._mutex:
+            self._has_left = True
+        if self.session._open_turn is self:
+            self.session._open_turn = None
+        of = self.session._stores, self.session.id
+        if self._interrupt is None and isinstance(error, EffectUnknown) and error._of == of:
+            # An effect of a handle on the same session.
             self._interrupt = error
         is_quiet = error is not None and error is self._interrupt
         try:
             self._leave(None if is_quiet else error)
         finally:
             self._release(self._lock)
-            if isinstance(own, EffectUnknown):
-                self.session._stores.announce_unknown(self.session.id, own.effect_id)
+            for effect_id in self._unknown_effects:
+                self.session._stores.announce_unknown(self.session.id, effect_id)
         return is_quiet
 
     def _leave(self, error: BaseException | None) -> None:
@@ -780,7 +786,13 @@ class Turn(NotCopied, BothContexts):
             # Its keep-alive has stopped, so the lock expires by itself.
             _logger.warning("The lock of session %r was not released.", self.session.id, exc_info=True)
 
-    # Called by the steps of the turn
+    # Called by the steps of the turn, and by effects
+
+    def _announces(self, effect_id: str) -> bool:
+        with self._mutex:
+            if not self._has_left:
+                self._unknown_effects[effect_id] = None
+            return not self._has_left
 
     def _require_lock(self) -> None:
         """Raise `LockLostError` unless the lock is held: another worker may be in the same step."""
@@ -1018,6 +1030,8 @@ class _TurnEffect(OpenEffect):
 
     def _stop(self, unknown: EffectUnknown) -> None:
         self._turn._interrupt = unknown
+        if not self._turn._announces(self.id):
+            super()._stop(unknown)
 
 
 def _estimated(usd: Dollars | None, tokens: int | None, default: Amounts) -> Amounts:

@@ -130,6 +130,58 @@ def test_an_unknown_effect_of_the_handle_ends_the_sessions_own_turn_quietly(own_
     assert own_world.own.list_runs("other")[0].status == "failed"
 
 
+@for_each("opens", ["turn", "handle"])
+@for_each("ending", ["raised", "caught", "caught, and an error"])
+def test_an_unknown_effect_is_announced_after_the_run_has_ended(
+    own_world: World, opens: str, ending: str
+) -> None:
+    session = own_world.new_session()
+    leave_started(own_world)
+    seen: list[tuple[str, str, str | None, bool]] = []
+
+    def look(session_id: str, effect_id: str, **_: Any) -> None:
+        run = own_world.store.list_runs(session_id)[0]
+        is_locked = own_world.locks.is_locked(session_id)
+        seen.append((effect_id, run.status.value, run.completion_reason, is_locked))
+
+    def drive() -> None:
+        with own_world.turn(session) as turn:
+            opener: Any = turn if opens == "turn" else session
+            caught = EffectUnknown if ending != "raised" else ()
+            for _ in range(2):
+                with contextlib.suppress(caught), opener.effect("pay"):
+                    pytest.fail("the block ran")
+            if ending.endswith("error"):
+                raise ZeroDivisionError
+
+    effect_unknown.connect(look)
+    try:
+        with contextlib.suppress(ZeroDivisionError):
+            drive()
+    finally:
+        effect_unknown.disconnect(look)
+    run = own_world.store.list_runs("session")[0]
+    assert run.status != "running"
+    assert seen == [("pay", run.status.value, run.completion_reason, False)]
+
+
+def test_after_its_turn_a_handle_announces_an_unknown_effect_at_once(own_world: World) -> None:
+    session = own_world.new_session()
+    leave_started(own_world)
+    with own_world.turn(session):
+        pass
+    with heard(effect_unknown) as told, pytest.raises(EffectUnknown):
+        session.effect("pay").__enter__()
+    assert [each["effect_id"] for each in told] == ["pay"]
+    with own_world.turn(session) as turn, turn.step() as step:
+        step.end_turn()
+    with own_world.turn(session) as resting, pytest.raises(EffectUnknown):
+        with heard(effect_unknown) as told:
+            session.effect("pay").__enter__()
+        assert resting.run is None
+    assert [each["effect_id"] for each in told] == ["pay"]
+
+
 def test_an_unknown_effect_of_another_tenants_session_with_the_same_id_is_raised(
     committed_db: CommittedDatabase,
 ) -> None:
