@@ -20,6 +20,7 @@ from django.db import connections
 from helix_store import (
     InvalidPayload,
     LimitExceeded,
+    LockLostError,
     SessionNotFound,
     Store,
     StreamNotFound,
