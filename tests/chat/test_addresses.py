@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from datetime import timedelta
@@ -36,9 +37,9 @@ from helix_store import (
     TenantMoved,
     UnsupportedIsolation,
 )
-from helix_store.contrib.chat.reading import join, open_reasoning
+from helix_store.contrib.chat.reading import join, open_feed, open_reasoning
 from helix_store.contrib.chat.requests import Answered, error_response
-from helix_store.contrib.chat.threads import give_answers, unanswered_calls
+from helix_store.contrib.chat.threads import give_answers, newest_chunk, unanswered_calls
 from tests.chat.conftest import Chatting, events_of, run_input
 
 Make = Callable[..., Chatting]
@@ -695,6 +696,27 @@ async def test_a_client_goes_on_after_any_chunk(chatting: Make) -> None:
         if deltas != expected or not is_framed or "MESSAGES_SNAPSHOT" in types:
             wrong[seen] = (types, deltas, expected)
     assert not wrong
+
+
+async def test_a_response_that_waits_gets_every_chunk_of_a_long_write(chatting: Make) -> None:
+    """The process keeps fewer of the newest chunks than one write may have."""
+    site = chatting()
+    await site.post("t", "u1")
+    await _drive(site)
+    session_id, streams = site.session("t").id, site.store.streams
+    position, _ = await sync_to_async(newest_chunk)(site.store, session_id)
+    feed = open_feed(site.store, session_id, position)
+    try:
+        waiting = asyncio.create_task(feed.after(position, 30))
+        await asyncio.sleep(0)  # it waits
+        chunks = [{"type": "text", "d": f"{number}"} for number in range(600)]
+        last = await sync_to_async(streams.write_sync)(session_id, chunks)
+        found = list(await waiting)
+        while found[-1].sequence < last:
+            found += await feed.after(found[-1].sequence, 30)
+    finally:
+        await feed.close()
+    assert [seen.chunk for seen in found] == chunks
 
 
 async def test_a_client_that_comes_back_drops_reasoning_that_was_not_stored(chatting: Make) -> None:

@@ -139,16 +139,17 @@ class Feed:
 
     async def after(self, position: int, seconds: float) -> Sequence[Seen]:
         """Return the chunks after a position; none if none arrives in time. Raises the errors of readers."""
+        has_newer = position < self._floor or self._newer(position)
+        if not has_newer and self._error is None:
+            self._arrived.clear()
+            await _in_time(self._arrived.wait(), seconds)
         if position < self._floor:
+            # Of a long write, the first chunks have left the buffer again.
             page = await in_reading_thread(
                 lambda: self._store.streams.read_after(self.key[2], position, limit=_PAGE)
             )
             return [Seen(each.sequence, each.chunk) for each in page]
         found = self._newer(position)
-        if not found and self._error is None:
-            self._arrived.clear()
-            await _in_time(self._arrived.wait(), seconds)
-            found = self._newer(position)
         if not found and self._error is not None:
             raise self._error
         return found
