@@ -719,6 +719,28 @@ async def test_a_response_that_waits_gets_every_chunk_of_a_long_write(chatting: 
     assert [seen.chunk for seen in found] == chunks
 
 
+async def test_data_reaches_a_response_that_is_behind_the_turn(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.data("lasting", 1)
+        out.data("transient", 2, transient=True)
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Yes."})
+            step.end_turn()
+
+    site = chatting(answer=answer)
+    message = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}
+    for address, thread, body in (
+        ("agui/", "t", run_input("t")),
+        ("ai/", "other", {"id": "other", "messages": [message]}),
+    ):
+        response = await site.request("POST", address, body)
+        await _drive(site, thread)  # the response reads nothing before the end of the turn
+        events = events_of(b"".join([part async for part in response.streaming_content]))
+        told = [(event["name"], event["value"]) for event in events if event["type"] == "CUSTOM"]
+        told += [(event["type"][5:], event["data"]) for event in events if event["type"].startswith("data-")]
+        assert sorted(told) == [("lasting", 1), ("transient", 2)], address
+
+
 async def test_a_client_that_comes_back_drops_reasoning_that_was_not_stored(chatting: Make) -> None:
     def answer(turn: Any, out: Any) -> None:
         out.reasoning("Well")

@@ -537,6 +537,42 @@ def test_what_a_snapshot_has_is_not_streamed_again() -> None:
     ]
 
 
+_DATA: dict[str, dict[str, Any]] = {
+    "lasting": {"type": "data", "m": "m", "name": "n", "value": 1},
+    "transient": {"type": "data", "m": "m", "name": "n", "value": 1, "transient": True},
+    "of a sub-agent": {"type": "data", "m": "i", "name": "n", "value": 1, "a": "s"},
+}
+_WITH_DATA = _assistant(chat={"parts": [{"type": "data", "name": "n", "value": 1}]})
+
+
+@for_each("kind", list(_DATA))
+def test_a_custom_event_is_sent_although_the_snapshot_has_its_message(kind: str) -> None:
+    # The thread that was loaded for a chunk may be ahead of it, and no snapshot has custom events.
+    inner = {"type": "agent", "agent": {"id": "s", "name": "helper"}, "message": {**_assistant(), "id": "i"}}
+    stored = [_USER, _assistant(chat={"parts": [inner]})]
+    chunks = [*_STREAMED[:2], {"type": "agent", "agent": {"id": "s", "name": "helper"}}, _DATA[kind]]
+    events = _events(stored, chunks)
+    assert "TEXT_MESSAGE_START" not in [event["type"] for event in events]
+    (custom,) = (event for event in events if event["type"] == "CUSTOM")
+    assert (custom["name"], custom["value"]) == ("n", 1)
+    assert custom.get("subagentRunId") == _DATA[kind].get("a")
+
+
+@for_each("kind, expected", [("lasting", 1), ("transient", 2), ("of a sub-agent", 1)])
+@for_each("is_ahead", [False, True])
+def test_data_is_sent_once_although_its_message_is_stored(kind: str, expected: int, is_ahead: bool) -> None:
+    parts, before, after = Parts(after="u"), entries([_USER]), entries([_USER, _WITH_DATA])
+    found = list(parts.begin(after if is_ahead else before, {}))
+    for chunk in [*_STREAMED[:2], _DATA[kind]]:
+        found += parts.take(chunk, after, {}, has_thread=chunk["type"] == "run")
+    data = [part for part in found if part["type"] == "data-n"]
+    # The stored part of the message, and transient data, which no message has.
+    assert len(data) == expected
+    assert [part for part in data if part.get("transient")] == [
+        {"type": "data-n", "data": 1, "transient": True}
+    ] * (expected - 1)
+
+
 def test_a_step_that_is_taken_back_is_followed_by_what_is_stored() -> None:
     events = _events([_USER], [*_STREAMED[:5], {"type": "reset"}])
     shown = [event["messages"] for event in events if event["type"] == "MESSAGES_SNAPSHOT"]

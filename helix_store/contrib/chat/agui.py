@@ -403,7 +403,8 @@ class Events:
             yield from self._agent(chunk)
         elif kind == "end":
             self._usage += chunk.get("usage", ())
-        elif chunk.get("m") not in self._known:
+        elif kind == "data" or chunk.get("m") not in self._known:
+            # No snapshot has custom events, also if it has the message with which they were sent.
             yield from self._said(chunk)
 
     def _step_started(self, name: str) -> Iterator[Event]:

@@ -473,7 +473,12 @@ class Parts:
             return
         elif kind == "step":
             self._next_step = chunk["n"]
-        elif chunk.get("m") not in self._known and "a" not in chunk:
+        elif "a" in chunk:
+            return
+        elif kind == "data" and chunk.get("transient"):
+            # No stored message has it, also if the thread that was loaded is ahead of this chunk.
+            yield {"type": f"data-{chunk['name']}", "data": chunk["value"], "transient": True}
+        elif chunk.get("m") not in self._known:
             # A thread that was loaded may be ahead of what the client has seen.
             self._held.discard(chunk.get("m", ""))
             yield from self._said(chunk)
@@ -505,9 +510,6 @@ class Parts:
             else:
                 # `reset-step` cannot take back the output of an earlier step.
                 self._held_back.append(chunk)
-            return
-        if kind == "data" and chunk.get("transient"):
-            yield {"type": f"data-{chunk['name']}", "data": chunk["value"], "transient": True}
             return
         if kind not in ("text", "reasoning", "input", "call", "file", "data"):
             return
