@@ -37,6 +37,9 @@ def _step(turn: Any, out: Any, history: list[dict[str, Any]]) -> None:
     number = sum(each["role"] == "user" for each in history)
     is_answered = history[-1]["role"] == "tool"
     calls: list[dict[str, Any]] = []
+    if "stumble" in wish and history[-1]["role"] == "assistant":
+        _speak(out.text, "And then ")
+        raise ValueError("secret detail")
     if "unsaid" in wish and turn.state.custom_state.get("unsaid") != number:
         _speak(out.text, "Never mind. ")
         with turn.step() as step:
@@ -91,7 +94,7 @@ def _step(turn: Any, out: Any, history: list[dict[str, Any]]) -> None:
                 step.ask_approval(call["id"], name, value, editable=True)
             elif name == "ask":
                 step.wait_for({call["id"]: {"tool_name": name, "input": value}})
-        if not calls:
+        if not calls and "stumble" not in wish:
             step.end_turn()
 
 

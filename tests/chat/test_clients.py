@@ -64,6 +64,7 @@ def test_a_client_answers_and_continues(running: Site, kind: str) -> None:
             wrong += _different(running, client, held, f"{wish}, answered")
         wrong += _different(running, client, client.do("say", id="u6", text="think fail"), "failed")
         wrong += _different(running, client, client.do("say", id="u7", text="think"), "after a failure")
+        wrong += _different(running, client, client.do("say", id="u8", text="stumble"), "failed after a step")
     assert not wrong, "\n".join(wrong)
 
 

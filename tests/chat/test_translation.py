@@ -654,6 +654,30 @@ def test_a_step_that_fails_is_reset_before_its_error() -> None:
     assert [part["type"] for part in found][-2:] == ["reset-step", "error"]
 
 
+@for_each("kind, end", [("error", "error"), ("cancelled", "abort"), ("success", "finish")])
+@for_each("content", ["Yes.", ""], ids=["with a part", "without parts"])
+def test_the_tokens_of_an_answer_are_told_however_it_ends(kind: str, end: str, content: str) -> None:
+    own = {"step": 1, "usage": [{"prompt": 2, "completion": 1}]}
+    stored = entries([_USER, _assistant(content, chat=own)])
+    for begins_with in (stored, stored[:1]):
+        parts = Parts(after="u")
+        found = list(parts.begin(begins_with, {}))
+        found += parts.take({"type": "run"}, stored, {}, has_thread=True)
+        found += parts.finished(Outcome(kind=kind))
+        # A client would make a message with an id of its own for metadata before the start.
+        assert (found[0]["type"], found[-1]["type"]) == ("start", end)
+        told = [part["messageMetadata"] for part in found if "messageMetadata" in part]
+        assert told == [aisdk.messages_of(stored, {})[1]["metadata"]]
+
+
+def test_an_answer_without_tokens_fails_without_metadata() -> None:
+    for stored in ([_USER], [_USER, _assistant()]):
+        parts = Parts(after="u")
+        found = [*parts.begin(entries(stored), {}), *parts.finished(Outcome(kind="error"))]
+        assert "message-metadata" not in [part["type"] for part in found]
+        assert found[-1]["type"] == "error"
+
+
 @for_each("kind", ["run", "reset"])
 @for_each("begins_with", [_STORED, [_USER]], ids=["from the beginning", "caught up"])
 def test_no_chunk_takes_back_what_is_stored(begins_with: list[dict[str, Any]], kind: str) -> None:

@@ -409,11 +409,15 @@ class Parts:
     def finished(self, outcome: Outcome) -> Iterator[Part]:
         """Yield the end of the response."""
         yield from self._closed()
-        if outcome.kind == "error":
-            yield {"type": "error", "errorText": outcome.message}
-            return
-        if outcome.kind == "cancelled":
-            yield {"type": "abort", "reason": "stopped"}
+        if outcome.kind in ("error", "cancelled"):
+            if self._metadata:
+                # Only `finish` has room for them.
+                yield from self._ensure_started()
+                yield {"type": "message-metadata", "messageMetadata": self._metadata}
+            if outcome.kind == "error":
+                yield {"type": "error", "errorText": outcome.message}
+            else:
+                yield {"type": "abort", "reason": "stopped"}
             return
         yield from self._ensure_started()
         for call in self._asked.values():
