@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 from django.http import HttpRequest
@@ -53,6 +54,8 @@ def _step(turn: Any, out: Any, history: list[dict[str, Any]]) -> None:
             sub.tool_call(f"sub-{number}", "lookup", {"q": wish})
             sub.tool_result(f"sub-{number}", {"found": 3})
             _speak(sub.text, "Found it. ")
+    if "delegate" in wish and not is_answered:
+        _across_steps(turn, out)
     text = f"You said {wish}. " if not is_answered else f"That is all about {wish}. "
     if "silent" not in wish:
         _speak(out.text, text * (20 if "long" in wish else 1))
@@ -96,6 +99,23 @@ def _step(turn: Any, out: Any, history: list[dict[str, Any]]) -> None:
                 step.wait_for({call["id"]: {"tool_name": name, "input": value}})
         if not calls and "stumble" not in wish:
             step.end_turn()
+
+
+def _across_steps(turn: Any, out: Any) -> None:
+    """Let a sub-agent speak in three steps, of which one fails."""
+    with out.agent("researcher") as sub:
+        _speak(sub.text, "I look it up. ")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Interim. "})
+        with suppress(LookupError), sub.agent("inner") as inner:
+            _speak(inner.text, "Nothing. ")
+            with turn.step():
+                raise LookupError
+        with sub.agent("inner") as inner:
+            _speak(inner.text, "Here. ")
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "More. "})
+        _speak(sub.text, "Found it. ")
 
 
 def _call(call_id: str, name: str, value: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ _WISHES = (
     "silent weather",
     "differ think",
     "agent weather",
+    "delegate agent",
     "file data",
     "long think agent",
     "state",

@@ -1497,6 +1497,34 @@ def test_an_error_of_a_sub_agent_is_not_told(chatting: Make) -> None:
     assert end["error"] == "The agent failed."
 
 
+@pytest.mark.parametrize("flush_ms", [0, 10_000], ids=["each chunk", "chunks together"])
+async def test_sub_agents_are_told_however_their_steps_end(chatting: Make, flush_ms: int) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        out.text("I ask. ")  # at once, and what follows it may wait
+        with out.agent("first") as first:
+            with suppress(KeyError), turn.step(), out.agent("second") as second:
+                second.text("Well")
+                raise KeyError
+            first.text("Found. ")
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "They say: "})
+            first.text("More. ")
+        with turn.step() as step:
+            step.end_turn()
+
+    site = chatting(answer=answer)
+    response = await site.request("POST", "agui/", run_input("t"))
+    with override_settings(HELIX_STORE={"CHAT_FLUSH_MS": flush_ms}):
+        await sync_to_async(site.drive)("t")
+    events = events_of(b"".join([part async for part in response.streaming_content]))
+    about = [event for event in events if event["type"].startswith("SUBAGENT_")]
+    names = {event["subagentRunId"]: event["name"] for event in about if "name" in event}
+    assert [(event["type"], names[event["subagentRunId"]]) for event in about] == [
+        *(("SUBAGENT_STARTED", "first"), ("SUBAGENT_STARTED", "second"), ("SUBAGENT_ERROR", "second")),
+        ("SUBAGENT_FINISHED", "first"),
+    ]
+
+
 def test_a_thread_that_somebody_has_paused_rests(chatting: Make) -> None:
     def answer(turn: Any, out: Any) -> None:
         calls.append(1)

@@ -617,6 +617,94 @@ def test_a_call_that_another_attempt_repeats_under_its_id_follows_as_a_snapshot(
     assert [message["id"] for message in shown[-1]["messages"]][:2] == ["u", "m-second"]
 
 
+_HELPER = {"id": "s", "name": "helper"}
+_INNER_HELPER = {"id": "t", "name": "inner", "parent": "s"}
+_COMMITTED = {**_STREAMED[-1], "said": [{"id": "m", "role": "assistant"}]}
+
+
+def _of_helper(message_id: str, agent: str = "s") -> dict[str, Any]:
+    return {"type": "text", "m": message_id, "i": 0, "d": "Look. ", "a": agent}
+
+
+def _with_helper(*agents: dict[str, Any]) -> list[dict[str, Any]]:
+    """A history with a step in which sub-agents have said something."""
+    parts = [
+        {
+            "type": "agent",
+            "agent": agent,
+            "message": {"role": "assistant", "id": f"i-{agent['id']}", "content": "Look. "},
+        }
+        for agent in agents
+    ]
+    return [_USER, _assistant("", chat={"step": 1, "parts": parts})]
+
+
+def _named(events: Iterable[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """The events about sub-agents and their texts, with the run of each."""
+    kinds = ("SUBAGENT_", "TEXT_MESSAGE_START")
+    return [(each["type"], each["subagentRunId"]) for each in events if each["type"].startswith(kinds)]
+
+
+@for_each("then", [_COMMITTED, {"type": "reset"}], ids=["stored", "taken back"])
+@for_each("error", [None, "No."], ids=["finished", "failed"])
+def test_a_sub_agent_goes_on_after_a_step(then: dict[str, Any], error: str | None) -> None:
+    ended: dict[str, Any] = {"type": "agent_end", "a": "s", **({} if error is None else {"error": error})}
+    chunks: list[dict[str, Any]] = [
+        *({"type": "run"}, {"type": "step", "n": 1}, {"type": "agent", "agent": _HELPER}),
+        *(_of_helper("i-s"), then, {"type": "step", "n": 2}, _of_helper("k"), ended, _COMMITTED),
+    ]
+    events = _events([_USER], chunks)
+    # The released client refuses to begin a sub-agent anew that has ended.
+    assert _named(events) == [
+        *(("SUBAGENT_STARTED", "s"), ("TEXT_MESSAGE_START", "s"), ("TEXT_MESSAGE_START", "s")),
+        ("SUBAGENT_FINISHED" if error is None else "SUBAGENT_ERROR", "s"),
+    ]
+    steps = [event["type"] for event in events if event["type"].startswith("STEP_")]
+    assert steps == ["STEP_STARTED", "STEP_FINISHED"] * 2
+
+
+@for_each("end", [{"type": "run"}, None], ids=["another worker", "the end"])
+def test_a_sub_agent_that_does_not_end_is_ended(end: dict[str, Any] | None) -> None:
+    chunks: list[dict[str, Any]] = [
+        *({"type": "run"}, {"type": "step", "n": 1}, {"type": "agent", "agent": _HELPER}, _of_helper("i")),
+        *(_COMMITTED, *([] if end is None else [end])),
+    ]
+    assert _named(_events([_USER], chunks))[-1] == ("SUBAGENT_ERROR", "s")
+
+
+@for_each("comes_back", [False, True], ids=["from the beginning", "after a chunk"])
+def test_a_sub_agent_that_began_in_an_earlier_step_is_begun_first(comes_back: bool) -> None:
+    stored = entries(_with_helper(_HELPER, _INNER_HELPER))
+    events = Events("t", "r", held=[("u", "user")], now=lambda: 1, digest=digest_of)
+    found: list[dict[str, Any]] = []
+    chunks = [{"type": "step", "n": 2}, _of_helper("k", "t"), {"type": "agent_end", "a": "t"}]
+    if comes_back:
+        events.resume(stored)
+        for chunk in chunks[:2]:
+            events.absorb(chunk)
+        found += events.reopened()
+        chunks = chunks[2:]
+    else:
+        found += events.snapshot(stored, [], {})
+    innermost = {"id": "v", "name": "innermost", "parent": "t"}
+    for chunk in [{"type": "agent", "agent": innermost}, *chunks, {"type": "agent_end", "a": "s"}]:
+        found += events.take(chunk)
+    begun = [event for event in found if event["type"] == "SUBAGENT_STARTED"]
+    # The released client refuses a parent that has not begun.
+    assert [(event["name"], event.get("parentSubagentRunId")) for event in begun] == [
+        *(("helper", None), ("inner", "s"), ("innermost", "t")),
+    ]
+    assert _named(found)[-2:] == [("SUBAGENT_FINISHED", "t"), ("SUBAGENT_FINISHED", "s")]
+
+
+def test_a_sub_agent_that_nothing_names_is_begun_once() -> None:
+    chunks = [{"type": "step", "n": 2}, _of_helper("k"), {"type": "agent_end", "a": "s"}, _of_helper("l")]
+    assert _named(_events([_USER], chunks)) == [
+        *(("SUBAGENT_STARTED", "s"), ("TEXT_MESSAGE_START", "s"), ("SUBAGENT_FINISHED", "s")),
+        ("TEXT_MESSAGE_START", "s"),
+    ]
+
+
 def _parts(stored: Sequence[dict[str, Any]], chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     parts = Parts(after="u")
     found = list(parts.begin(entries(stored), {}))

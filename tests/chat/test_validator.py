@@ -88,6 +88,7 @@ _SCENARIOS: dict[str, Callable[[Site, str], list[dict[str, Any]]]] = {
     "error": lambda running, thread: running.say(thread, "m1", "think fail"),
     "cancel": _stopped,
     "sub-agent": lambda running, thread: running.say(thread, "m1", "agent weather"),
+    "sub-agents across steps": lambda running, thread: running.say(thread, "m1", "delegate agent"),
     "shared state": lambda running, thread: running.say(thread, "m1", "state weather"),
     "data and files": lambda running, thread: running.say(thread, "m1", "data file"),
     "a repeat": lambda running, thread: running.say("text", "m1", "hello"),

@@ -223,6 +223,9 @@ class Events:
         self._open: dict[str, _Open] = {}
         self._step: str | None = None
         self._agents: dict[str, Mapping[str, Any]] = {}
+        self._ended_agents: set[str] = set()
+        """The client refuses to begin a sub-agent anew that has ended in the same response."""
+        self._stored_agents: dict[str, Mapping[str, Any]] = {}
         self._callers: dict[str, str | None] = {}
         """The sub-agent of each call of this response, of which the client accepts no other one."""
         self._must_show = False
@@ -278,6 +281,7 @@ class Events:
         stored = messages_of(entries)
         known = {message["id"] for message in stored}
         self._known = _ids_of(entries)
+        self._stored_agents |= _agents_of(entries)
         shown = [*stored, *({"id": id, "role": "reasoning", "content": ""} for id in reasoning)]
         known = known | {message["id"] for message in shown}
         shown += [message for message in messages_of(waiting) if message["id"] not in known]
@@ -347,6 +351,7 @@ class Events:
     def resume(self, entries: Sequence[Entry]) -> None:
         """Continue after a chunk that the client has: it also has what is stored."""
         self._held = [_kept(message) for message in messages_of(entries)]
+        self._stored_agents |= _agents_of(entries)
 
     def absorb(self, chunk: Mapping[str, Any]) -> None:
         """Take a chunk that the client has seen in an earlier response."""
@@ -390,7 +395,7 @@ class Events:
         """Yield the events of a chunk, with the thread if `needs_thread`."""
         kind = chunk["type"]
         if kind in ("run", "reset"):
-            yield from self._closed()
+            yield from self._closed() if kind == "run" else self._step_ended()
             if has_thread:
                 yield from self.state_snapshot(state)
                 yield from self._messages(entries, waiting)
@@ -414,6 +419,8 @@ class Events:
 
     def _said(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         kind, message_id = chunk["type"], chunk.get("m", "")
+        if "a" in chunk:
+            yield from self._agent_begun(chunk["a"])
         if kind == "data":
             owner = {"subagentRunId": chunk["a"]} if "a" in chunk else {}
             yield self._event("CUSTOM", name=chunk["name"], value=chunk["value"], **owner)
@@ -529,19 +536,30 @@ class Events:
 
     def _agent(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         if chunk["type"] == "agent":
-            agent = chunk["agent"]
-            self._agents[agent["id"]] = agent
-            yield self._agent_started(agent)
+            yield from self._agent_opened(chunk["agent"])
             return
         for message_id, opened in list(self._open.items()):
             if opened.agent == chunk["a"]:
                 yield from self._message_ended(message_id)
         if self._agents.pop(chunk["a"], None) is None:
             return
+        self._ended_agents.add(chunk["a"])
         if "error" in chunk:
             yield self._event("SUBAGENT_ERROR", subagentRunId=chunk["a"], message=chunk["error"])
         else:
             yield self._event("SUBAGENT_FINISHED", subagentRunId=chunk["a"], outcome={"type": "success"})
+
+    def _agent_begun(self, agent_id: str) -> Iterator[Event]:
+        """Begin a sub-agent that began in an earlier step, before the first chunk of this response."""
+        if agent_id not in self._agents and agent_id not in self._ended_agents:
+            nameless = {"id": agent_id, "name": "agent"}
+            yield from self._agent_opened(self._stored_agents.get(agent_id, nameless))
+
+    def _agent_opened(self, agent: Mapping[str, Any]) -> Iterator[Event]:
+        if "parent" in agent:
+            yield from self._agent_begun(agent["parent"])
+        self._agents[agent["id"]] = agent
+        yield self._agent_started(agent)
 
     def _agent_started(self, agent: Mapping[str, Any]) -> Event:
         parent = {"parentSubagentRunId": agent["parent"]} if "parent" in agent else {}
@@ -557,11 +575,20 @@ class Events:
 
     def _closed(self, error: str = "") -> Iterator[Event]:
         """Close everything that is open."""
-        for message_id in list(self._open):
-            yield from self._message_ended(message_id)
+        yield from self._messages_ended()
         for agent_id in reversed(list(self._agents)):
             yield self._event("SUBAGENT_ERROR", subagentRunId=agent_id, message=error or "interrupted")
+        self._ended_agents |= self._agents.keys()
         self._agents.clear()
+        yield from self._step_ended()
+
+    def _messages_ended(self) -> Iterator[Event]:
+        for message_id in list(self._open):
+            yield from self._message_ended(message_id)
+
+    def _step_ended(self) -> Iterator[Event]:
+        """Close the step and its messages. Sub-agents may go on in the next step."""
+        yield from self._messages_ended()
         if self._step is not None:
             step, self._step = self._step, None
             yield self._event("STEP_FINISHED", stepName=step)
@@ -575,7 +602,7 @@ class Events:
         *,
         has_thread: bool,
     ) -> Iterator[Event]:
-        yield from self._closed()
+        yield from self._step_ended()
         self._usage += chunk.get("usage", ())
         self._must_show = self._must_show or bool(chunk["snapshot"])
         change = chunk.get("state") or {}
@@ -616,6 +643,12 @@ def _kept(message: Mapping[str, Any]) -> dict[str, Any]:
 def _ids_of(entries: Iterable[Entry]) -> set[str]:
     inner = (piece.entry for entry in entries for piece in entry.pieces if piece.entry is not None)
     return {entry.id for entry in (*entries, *inner)}
+
+
+def _agents_of(entries: Iterable[Entry]) -> dict[str, Mapping[str, Any]]:
+    """Return the sub-agents that have said something, by their ids."""
+    said = (piece for entry in entries for piece in entry.pieces if piece.kind == "agent")
+    return {piece.agent["id"]: piece.agent for piece in said}
 
 
 def _owner(opened: _Open) -> dict[str, str]:

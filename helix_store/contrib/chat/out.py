@@ -387,12 +387,15 @@ class Writer:
         """Take back what the step has said: it is not stored."""
         with self._lock:
             was_open = self._step_is_open or bool(self._said) or self._must_show
+            # The beginnings and ends of sub-agents are in no message, and the next step may go on with them.
+            kept = [chunk for chunk in self._buffer if chunk["type"] in ("agent", "agent_end")]
             self._buffer.clear()
             self._open.clear()
             self._said.clear()
             self._step_is_open = self._must_show = False
-        if was_open:
-            self._put({"type": "reset"})
+            if was_open:
+                self._put({"type": "reset"})
+            self._buffer += kept
 
     def committed(self, chunk: Mapping[str, Any], *, is_shown: bool) -> None:
         """Tell readers that the step is stored; unless ``is_shown``, they load it.
