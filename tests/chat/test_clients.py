@@ -69,6 +69,26 @@ def test_a_client_answers_and_continues(running: Site, kind: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_a_client_that_sends_the_answer_that_it_holds_gets_what_it_lacks(running: Site) -> None:
+    modules, wrong = node_modules(), []
+    wishes = (("long hello", ""), ("long ask think", "tool"), ("long approve", "answer"))
+    for cut, back in ((None, "send"), (2, "send"), (5, "send"), (5, "come_back")):
+        with Client(modules, running, "ai", f"sends-{cut}-{back}") as client:
+            for number, (wish, kind) in enumerate(wishes):
+                held = client.do("say", id=f"u{number}", text=wish, cut=None if kind else cut)
+                if kind:
+                    (call,) = running.thread(client.thread)["calls"]
+                    given = {"id": call["id"], "call": call["id"], "approved": True, "digest": call["digest"]}
+                    held = client.do(kind, cut=cut, tool="ask", content="yes", **given)
+                if cut is not None:
+                    assert held["outcome"]["kind"] == "cut"
+                    held = client.do(back)
+                label = f"{wish}, cut after {cut} reads, then {back}"
+                wrong += _different(running, client, held, label)
+                wrong += _different(running, client, client.do("send"), f"{label}, sent again")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_client_writes_while_a_call_is_open(running: Site) -> None:
     modules = node_modules()
     with Client(modules, running, "ai", "open-call") as client:

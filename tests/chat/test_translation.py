@@ -11,7 +11,7 @@ import pytest
 
 from helix_store.contrib.chat import agui, aisdk
 from helix_store.contrib.chat.agui import Events, Outcome
-from helix_store.contrib.chat.aisdk import Call, Parts
+from helix_store.contrib.chat.aisdk import Call, Held, Parts
 from helix_store.contrib.chat.stored import entries, without_own_keys
 from helix_store.contrib.chat.turns import digest_of, patch
 from helix_store.core.patches import apply_patches
@@ -866,6 +866,10 @@ def test_a_message_that_was_not_received_has_no_answer() -> None:
     ]
 
 
+_APPROVED = Held(
+    id=aisdk.messages_of(entries([_USER, _assistant()]), {})[1]["id"],
+    steps=[[_TEXT, {**_INPUT, "state": "approval-responded", "approval": {**_APPROVAL, "approved": True}}]],
+)
 _ANSWERED = [_USER, _assistant(tool_calls=[_CALL]), _decided(True)]
 _NEXT = {"role": "user", "content": "And?", "id": "u2"}
 
@@ -875,7 +879,7 @@ _NEXT = {"role": "user", "content": "And?", "id": "u2"}
 def test_an_answer_is_continued_although_the_next_message_was_received(
     then: list[dict[str, Any]], is_ahead: bool
 ) -> None:
-    parts = Parts(known_calls=["c"])
+    parts = Parts(held=_APPROVED)
     stored = entries([*_ANSWERED, *then])
     found = list(parts.begin(stored if is_ahead else entries(_ANSWERED[:2]), {"c": _ASKED}))
     for chunk in [{"type": "run"}, *_STREAMED[1:4]]:
@@ -897,7 +901,7 @@ def test_a_turn_that_has_received_the_next_message_ends_the_answer() -> None:
 
 
 def test_a_call_that_is_approved_and_still_open_is_asked_about_again() -> None:
-    stored, parts = entries(_ANSWERED[:2]), Parts(known_calls=["c"])
+    stored, parts = entries(_ANSWERED[:2]), Parts(held=_APPROVED)
     found = list(parts.begin(stored, {"c": _ASKED}))
     found += parts.take({"type": "run"}, stored, {"c": _ASKED}, has_thread=True)
     found += parts.finished(Outcome(interrupts=[{}]))
@@ -905,9 +909,9 @@ def test_a_call_that_is_approved_and_still_open_is_asked_about_again() -> None:
 
 
 def test_a_decision_that_waits_for_another_one_is_told() -> None:
-    decided = replace(_ASKED, approved=False, reason="No.")
-    for known, expected in (([], ["tool-approval-request", "tool-approval-response"]), (["c"], [])):
-        stored, parts = entries(_ANSWERED[:2]), Parts(after="u", known_calls=known)
+    decided = replace(_ASKED, approved=True, reason="Yes.")
+    for held, expected in ((None, ["tool-approval-request", "tool-approval-response"]), (_APPROVED, [])):
+        stored, parts = entries(_ANSWERED[:2]), Parts(after="u", held=held)
         list(parts.begin(stored, {"c": _ASKED}))
         list(parts.take({"type": "run"}, stored, {"c": decided}, has_thread=True))
         told = [part["type"] for part in parts.finished(Outcome()) if "step" not in part["type"]]

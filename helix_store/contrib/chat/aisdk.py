@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from helix_store.contrib.chat.agui import Outcome, file_of
 from helix_store.contrib.chat.stored import (
@@ -21,7 +21,7 @@ from helix_store.contrib.chat.stored import (
     text_id,
 )
 
-__all__ = ["Call", "Parts", "groups_of", "messages_of", "posted"]
+__all__ = ["Call", "Held", "Parts", "groups_of", "held_answer", "messages_of", "posted"]
 
 Part = dict[str, Any]
 
@@ -125,16 +125,13 @@ def _parts(content: Iterable[Any]) -> Iterator[Part]:
 def _answer(group: Group, calls: Mapping[str, Call]) -> dict[str, Any]:
     """Return the message that a client holds when it has followed the stream of the answer."""
     parts: list[Part] = []
-    step: Any = None
-    for entry in group.entries:
+    steps = 0
+    for number, entry, shown in _numbered(group.entries):
         if entry.role == "tool":
             _set_output(parts, entry)
             continue
-        shown = list(_shown(entry))
-        if not shown:
-            continue
-        if step is None or _step_of(entry) != step:
-            step = _step_of(entry)
+        if number > steps:
+            steps = number
             parts.append({"type": "step-start"})
         parts += shown
     for call in calls.values():
@@ -143,6 +140,20 @@ def _answer(group: Group, calls: Mapping[str, Call]) -> dict[str, Any]:
     if metadata := metadata_of(group.entries):
         message["metadata"] = metadata
     return message
+
+
+def _numbered(stored: Iterable[Entry]) -> Iterator[tuple[int, Entry, list[Part]]]:
+    """Yield the messages of an answer with the number of their step in the UI message, and their parts.
+
+    Messages without parts are left out, except results of tools, which belong to the parts of their calls.
+    """
+    number, step = 0, None
+    for entry in stored:
+        shown = [] if entry.role == "tool" else list(_shown(entry))
+        if shown and (step is None or _step_of(entry) != step):
+            number, step = number + 1, _step_of(entry)
+        if shown or entry.role == "tool":
+            yield number, entry, shown
 
 
 def _step_of(entry: Entry) -> Any:
@@ -259,19 +270,98 @@ def _posted_part(part: Any) -> Part:
     raise ValueError("expected parts of the types text, file and data")
 
 
+# --- What a client holds -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An answer as the client that sends it holds it. It is not believed: it shows what the client lacks.
+
+    ``steps`` are the parts of its steps, without steps that have none. If it ``is_in_step``, the last step
+    has begun and has no parts: `reset-step` leaves this of a step.
+    """
+
+    id: Any
+    steps: Sequence[Sequence[Part]] = ()
+    is_in_step: bool = False
+
+    @property
+    def calls(self) -> dict[str, Part]:
+        """The parts of its calls, by their ids."""
+        return {call_id: part for step in self.steps for call_id, part in _calls_in(step)}
+
+    @property
+    def answered(self) -> set[str]:
+        """The ids of its calls that have an answer or a result."""
+        return {call_id for call_id, part in self.calls.items() if part.get("state") in _ANSWERED}
+
+
+_ANSWERED: Final = ("approval-responded", "output-available", "output-error", "output-denied")
+
+
+def held_answer(message: Mapping[str, Any]) -> Held:
+    """Read an assistant's UI message, which has a list of parts."""
+    steps: list[list[Part]] = [[]]
+    for part in message["parts"]:
+        if isinstance(part, dict):
+            if part.get("type") == "step-start":
+                steps.append([])
+            else:
+                steps[-1].append(part)
+    return Held(
+        id=message.get("id"),
+        steps=[step for step in steps if step],
+        is_in_step=len(steps) > 1 and not steps[-1],
+    )
+
+
+def _calls_in(step: Iterable[Part]) -> Iterator[tuple[str, Part]]:
+    for part in step:
+        if isinstance(call_id := part.get("toolCallId"), str):
+            yield call_id, part
+
+
+def _shown_in(step: int, numbered: Iterable[tuple[int, Entry, list[Part]]]) -> list[Part]:
+    return [part for number, _, shown in numbered if number == step for part in shown]
+
+
+def _has_whole(held: Iterable[Part], stored: Iterable[Part]) -> bool:
+    """Return whether a client holds a stored step to its end.
+
+    A client that was cut off holds its beginning, or a step that failed. Some do not send all that they hold.
+    """
+    left = iter(stored)
+    return all(any(_is_same(part, each) for each in left) for part in held) and next(left, None) is None
+
+
+def _is_same(held: Part, stored: Part) -> bool:
+    if "toolCallId" in stored:
+        # The client may have answered the call already, and JavaScript rounds large numbers of its input.
+        is_whole = held.get("state") != "input-streaming"
+        return is_whole and all(held.get(key) == stored[key] for key in ("type", "toolCallId"))
+    return all(held.get(key, value) == value for key, value in stored.items())
+
+
 # --- The stream --------------------------------------------------------------------------------------
 
 
 class Parts:
     """The parts of one response: one UI message, or what follows of it.
 
-    ``after`` is the user's message that the answer follows, ``None`` for the newest. With ``known_calls``,
-    the client holds the message up to the calls that it has answered, and gets what follows them.
+    ``after`` is the user's message that the answer follows, ``None`` for the newest. A client that continues
+    an answer has sent what it has ``held`` of it, and gets what follows.
     """
 
-    def __init__(self, *, after: str | None = None, known_calls: Iterable[str] = ()) -> None:
+    def __init__(self, *, after: str | None = None, held: Held | None = None) -> None:
         self._after = after
-        self._known_calls = frozenset(known_calls)
+        self._sent = held
+        self._calls_sent = {} if held is None else held.calls
+        self._decisions = {
+            call_id: approval["approved"]
+            for call_id, part in self._calls_sent.items()
+            if isinstance(approval := part.get("approval"), dict) and "approved" in approval
+        }
+        """The decisions that the client has sent, by the ids of the calls."""
         self.message_id: str | None = None
         self.is_over = False
         self._has_ended = False
@@ -303,31 +393,54 @@ class Parts:
             return
         self.message_id, stored = group.id, group.entries
         self._look_at(entries, calls)
-        start = self._known_up_to(stored)
-        if self._known_calls:
-            for entry in stored[:start]:
-                for call in entry.calls:
-                    self._names[call.id] = call.name
-            yield self._started()
-        for entry in stored[start:]:
-            yield from self._entry(entry)
+        if self._sent is not None:
+            yield from self._continued(stored, self._sent)
+        else:
+            for entry in stored:
+                yield from self._entry(entry)
         if not self._has_ended:
-            self._asked |= {id: call for id, call in calls.items() if id not in self._known_calls}
+            self._asked |= {id: call for id, call in calls.items() if id not in self._decisions}
 
-    def _known_up_to(self, stored: Sequence[Entry]) -> int:
-        """Return how many of the messages the client holds: up to the step that asked about its calls."""
-        steps = [_step_of(entry) for entry in stored]
-        for entry in reversed(stored):
-            if not self._known_calls.isdisjoint((*entry.asks, *(call.id for call in entry.calls))):
-                return len(steps) - steps[::-1].index(_step_of(entry))
-        return 0
+    def _continued(self, stored: Sequence[Entry], held: Held) -> Iterator[Part]:
+        """Yield what follows the part of the message that the client holds.
+
+        `reset-step` takes back the parts of its last step, and leaves the beginning, which goes on.
+        """
+        yield self._started()
+        numbered, sent = list(_numbered(stored)), len(held.steps)
+        # A client that has answered a call has seen the step that asks about it, also if it does not send it.
+        known = max((n for n, entry, _ in numbered if not held.answered.isdisjoint(entry.asks)), default=0)
+        is_whole = known > sent or not held.steps or _has_whole(held.steps[-1], _shown_in(sent, numbered))
+        known = max(known, sent)
+        if not is_whole:
+            known -= 1
+            for call_id, _ in _calls_in(held.steps[-1]):
+                self._calls_sent.pop(call_id, None)
+                self._decisions.pop(call_id, None)
+            yield {"type": "reset-step"}
+        if held.is_in_step or not is_whole:
+            self._step, self._is_empty_step = "", True
+        for number, entry, _ in numbered:
+            if entry.role != "tool" and number <= known:
+                self._names |= {call.id: call.name for call in entry.calls}
+            elif entry.role != "tool" or not self._has_output(entry):
+                yield from self._entry(entry)
+
+    def _has_output(self, entry: Entry) -> bool:
+        """Return whether the client holds the result of a tool as it is stored."""
+        held = self._calls_sent.get(entry.call_id)
+        if held is None:
+            return False
+        part = dict(held)
+        _set_output([part], entry)
+        return part == held
 
     def _group(self, entries: Sequence[Entry]) -> Group | None:
         """Return the answer, an empty one if it has not begun, or ``None`` if its user's message waits."""
         groups = groups_of(entries)
-        for group in reversed(groups):
+        for is_continued in (self._has_id, self._has_call):
             # The answer that a client continues is not always the newest one.
-            if any(call.id in self._known_calls for entry in group.entries for call in entry.calls):
+            if (group := next(filter(is_continued, reversed(groups)), None)) is not None:
                 return group
         if self._after is not None:
             found = [
@@ -341,6 +454,12 @@ class Parts:
                 if group.role == "assistant":
                     return group
         return _newest_answer(groups)
+
+    def _has_id(self, group: Group) -> bool:
+        return self._sent is not None and group.role == "assistant" and group.id == self._sent.id
+
+    def _has_call(self, group: Group) -> bool:
+        return any(call.id in self._calls_sent for entry in group.entries for call in entry.calls)
 
     @property
     def is_waiting(self) -> bool:
@@ -585,7 +704,7 @@ class Parts:
         if approval is not None:
             if call_id in self._asked:
                 yield _request(self._asked.pop(call_id))
-            elif call_id not in self._known_calls:
+            elif call_id not in self._decisions:
                 yield _request(
                     Call(id=call_id, name="", input=None, digest=approval["digest"], approval=approval["id"])
                 )
@@ -668,7 +787,7 @@ class Parts:
             self._asked = {
                 call_id: call
                 for call_id, call in calls.items()
-                if call.approved is None or call_id not in self._known_calls
+                if call.approved is None or self._decisions.get(call_id) is not call.approved
             }
 
 

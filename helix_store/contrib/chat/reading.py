@@ -575,8 +575,8 @@ class AiSdk:
 
     ending = b"data: [DONE]\n\n"
 
-    def __init__(self, *, after: str | None = None, known_calls: Sequence[str] = ()) -> None:
-        self._parts = aisdk.Parts(after=after, known_calls=known_calls)
+    def __init__(self, *, after: str | None = None, held: aisdk.Held | None = None) -> None:
+        self._parts = aisdk.Parts(after=after, held=held)
 
     @property
     def is_over(self) -> bool:

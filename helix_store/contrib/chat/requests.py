@@ -356,13 +356,13 @@ class AiInput:
     """What is read from a request of the AI SDK.
 
     ``before`` is the message before which the thread is rewound: that of an edit, or the answer to make anew.
-    ``calls`` are the calls of the answer that the client continues.
+    ``held`` is the answer that the client continues.
     """
 
     thread_id: str
     message: NewMessage | None
     answers: list[Answered] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
+    held: aisdk.Held | None = None
     is_regenerated: bool = False
     before: str | None = None
     client: dict[str, Any] = field(default_factory=dict)
@@ -403,11 +403,7 @@ def ai_input(body: Mapping[str, Any]) -> AiInput:
             thread_id=thread_id,
             message=None,
             answers=list(_answers(last["parts"], path)),
-            calls=[
-                part["toolCallId"]
-                for part in last["parts"]
-                if isinstance(part, dict) and isinstance(part.get("toolCallId"), str)
-            ],
+            held=aisdk.held_answer(last),
             client=client,
         )
     if last.get("role") != "user":

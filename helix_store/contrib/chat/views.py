@@ -230,7 +230,7 @@ class Views:
                 )
             )
             after = None if given.message is None else given.message.id
-            spoken = AiSdk(after=after, known_calls=given.calls)
+            spoken = AiSdk(after=after, held=given.held)
         return self._stream(who, session_id, spoken, joined, is_called=True)
 
     def _made_anew(self, who: _Who, session_id: str, given: AiInput, *, is_edit: bool) -> tuple[str, Joined]:

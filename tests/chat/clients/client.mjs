@@ -184,6 +184,8 @@ async function aiClient() {
     say: ({ id, text }) => settled(chat.sendMessage({ id, role: "user", parts: [{ type: "text", text }] })),
     edit: ({ id, text }) => settled(chat.sendMessage({ text, messageId: id })),
     regenerate: () => settled(chat.regenerate()),
+    // Sends the messages as the client holds them, of which the last one may be an answer.
+    send: () => settled(chat.sendMessage()),
     again: () => settled(chat.regenerate()),
     come_back: async () => {
       lastStatus = null;
