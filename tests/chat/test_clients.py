@@ -97,6 +97,11 @@ def test_a_client_writes_while_a_call_is_open(running: Site) -> None:
         assert (held["outcome"]["kind"], held["outcome"]["finishReason"]) == ("success", "tool-calls")
         assert [message["id"] for message in held["messages"][::2]] == ["u1", "u2"]
         assert [each["id"] for each in running.thread("open-call")["waiting"]] == ["u2"]
+        (call,) = running.thread("open-call")["calls"]
+        held = client.do("answer", approved=True, digest=call["digest"], id=call["id"])
+        assert held["messages"][1] == running.thread("open-call", "ai")["messages"][1]
+        assert held["messages"][1]["parts"][-1]["state"] == "output-available"
+        assert _different(running, client, client.do("come_back"), "after the answer") == []
 
 
 def test_an_answer_is_made_anew_and_a_message_is_edited(running: Site) -> None:

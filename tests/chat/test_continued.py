@@ -345,8 +345,10 @@ def _asking(turn: Any, out: Any) -> None:
                 step.end_turn()
 
 
-async def _response(site: Chatting, message: dict[str, Any], *, is_driven: bool = False) -> list[Any]:
-    response = await site.request("POST", "ai/", {"id": "t", "messages": [message]})
+async def _response(
+    site: Chatting, *messages: dict[str, Any], is_driven: bool = False, **more: Any
+) -> list[Any]:
+    response = await site.request("POST", "ai/", {"id": "t", "messages": messages, **more})
     assert response.status_code == 200, response.content
     if is_driven:
         with override_settings(HELIX_STORE={"CHAT_FLUSH_MS": 0}):  # each delta is a chunk
@@ -386,3 +388,23 @@ async def test_a_request_with_the_answer_that_a_client_holds_doubles_nothing(
             wrong[length] = (client["parts"], rest)
     assert not wrong
     assert [part["type"] for part in await _response(site, expected)] == ["start", "finish"]
+
+
+async def test_an_approval_is_answered_after_another_message_was_sent(chatting: Make) -> None:
+    site = chatting(answer=_asking)
+    users = [
+        {"id": id, "role": "user", "parts": [{"type": "text", "text": text}]}
+        for id, text in (("u1", "approval"), ("u2", "answer"))
+    ]
+    own = merged(None, await _response(site, users[0], is_driven=True))
+    assert [part["type"] for part in await _response(site, users[1])] == ["finish"]
+    part = own["parts"][-1]
+    part |= {"state": "approval-responded", "approval": {**part["approval"], "approved": True}}
+    # `sendMessage()` of the released client names the answer that it continues.
+    sent = [users[0], own, users[1]]
+    parts = await _response(site, *sent, messageId=own["id"], is_driven=True)
+    stored = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+    assert merged(own, parts) == stored[1]
+    assert [message["role"] for message in stored] == ["user", "assistant", "user", "assistant"]
+    repeated = await _response(site, users[0], stored[1], users[1], messageId=own["id"])
+    assert [part["type"] for part in repeated] == ["start", "finish"]

@@ -373,6 +373,7 @@ _OF_AI: Final = frozenset({"id", "messages", "message", "trigger", "messageId"})
 
 def ai_input(body: Mapping[str, Any]) -> AiInput:
     thread_id = checked_id(body.get("id"), "/id")
+    messages: Any = []
     if "message" in body and body["message"] is not None:
         last, path = body["message"], "/message"
     else:
@@ -396,6 +397,8 @@ def ai_input(body: Mapping[str, Any]) -> AiInput:
         )
     if trigger != "submit-message":
         refuse("/trigger", "expected submit-message or regenerate-message")
+    if (at := _place_of_answer(messages, message_id)) is not None:
+        last, path = messages[at], f"/messages/{at}"
     if not isinstance(last, dict) or not isinstance(last.get("parts"), list):
         refuse(path, "expected a message with parts")
     if last.get("role") == "assistant":
@@ -410,6 +413,15 @@ def ai_input(body: Mapping[str, Any]) -> AiInput:
         refuse(f"{path}/role", "expected user or assistant")
     message = _user_message(last, path)
     return AiInput(thread_id=thread_id, message=message, before=message_id, client=client)
+
+
+def _place_of_answer(messages: Sequence[Any], message_id: str | None) -> int | None:
+    """Return the index of the answer that a request continues, which need not be the last message."""
+    for index, message in enumerate(messages):
+        is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+        if is_answer and message_id is not None and message.get("id") == message_id:
+            return index
+    return None
 
 
 def _user_message(message: Mapping[str, Any], path: str) -> NewMessage:
