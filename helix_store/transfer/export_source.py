@@ -384,7 +384,9 @@ class _Writer:
                 counts[record["record"]] += 1
         except _UNREADABLE as exc:
             reason = str(exc) if isinstance(exc, IntegrityFault) else "A stored value cannot be read."
-            self.write({"record": "failed", "of": unit.kind, "problem": reason})
+            # If the first row is the unreadable one, no other record names the unit.
+            identity = {"tenant": unit.tenant, "name": unit.name}
+            self.write({"record": "failed", "of": unit.kind, **identity, "problem": reason})
             self.summary.failed += 1
             self.summary.problems.append(Problem(text=f"The {unit} is incomplete: {reason}"))
             return
@@ -416,8 +418,8 @@ class NotAnExport(HelixStoreError):
 class ExportFile:
     """An export in a binary file, which is read once from its start.
 
-    After `units` has ended, ``problems`` lists missing or altered data, ``counts`` counts the units' records,
-    and ``is_complete`` is true if the trailer was found and matches all lines.
+    After `units` has ended, ``problems`` lists missing or altered data, ``counts`` counts the records of the
+    units that were yielded, and ``is_complete`` is true if the trailer was found and matches all lines.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -428,6 +430,7 @@ class ExportFile:
         self._unit: _OpenUnit | None = None
         self._is_skipping = False
         self._failed = 0
+        self._ended: Counts = Counter()
         self.counts: Counts = Counter()
         self.problems: list[Problem] = []
         self.is_complete = False
@@ -513,12 +516,14 @@ class ExportFile:
 
     def _ended_unit(self, line: bytes) -> Iterator[Unit]:
         unit = self._unit
+        end = _record(line) or {}
+        # The trailer also counts units that are skipped, such as those with rows of an app that is missing.
+        self._ended.update(_counts_in(end))
         if unit is None:
             if not self._is_skipping:
                 self._problem("the end belongs to no unit: lines before it are missing")
             self._is_skipping = False
             return
-        end = _record(line) or {}
         if end.get("of") != unit.kind or end.get("counts") != unit.counts:
             self._problem(f"the {unit}, from line {unit.line}, does not have the records that its end counts")
         elif end.get("sha256") != unit.digest.hexdigest():
@@ -530,16 +535,26 @@ class ExportFile:
         self._is_skipping = False
 
     def _failed_unit(self, line: bytes) -> None:
-        reason = _shown((_record(line) or {}).get("problem"))
-        if self._unit is not None:
-            self._problem(f"the {self._unit} could not be exported: {reason}")
-            self._failed += 1
+        record = _record(line) or {}
+        name = self._name_of_failed(record) if self._unit is None else f"the {self._unit}"
+        if not self._is_skipping:
+            self._problem(f"{name} could not be exported: {_shown(record.get('problem'))}")
+        self._failed += 1
         self._drop_unit()
         self._is_skipping = False
 
+    def _name_of_failed(self, record: Record) -> str:
+        """Return the name of a unit without any other record. Older exports have only its kind."""
+        kind, tenant, name = (record.get(key) for key in ("of", "tenant", "name"))
+        if kind not in self._layouts:
+            return "a unit"
+        if isinstance(tenant, str) and isinstance(name, str):
+            return f"the {named(kind, tenant, name)}"
+        return f"a {kind.replace('_', ' ')}"
+
     def _check_trailer(self, line: bytes) -> None:
         trailer = _record(line) or {}
-        if trailer.get("counts") != dict(self.counts) or trailer.get("failed") != self._failed:
+        if trailer.get("counts") != dict(self._ended) or trailer.get("failed") != self._failed:
             self._problem("the file does not have the records that the trailer counts")
         elif trailer.get("sha256") != self._whole.hexdigest():
             self._problem("the file differs from the export: its sha256 is not that of the trailer")
@@ -592,6 +607,14 @@ class _OpenUnit:
             if record is None or record.get("record") != _name_of(line):
                 raise InvalidPayload(path="", reason="the line is not a JSON object with distinct names")
             yield record
+
+
+def _counts_in(end: Record) -> dict[str, int]:
+    """Return the counts that the end of a unit has, if they are numbers."""
+    counts = end.get("counts")
+    if not isinstance(counts, dict) or not all(type(number) is int for number in counts.values()):
+        return {}
+    return counts
 
 
 def _longest_line() -> int:

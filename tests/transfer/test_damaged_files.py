@@ -163,6 +163,45 @@ def test_a_failed_session_is_told_again(committed_db: CommittedDatabase, data: b
     assert _stored(committed_db) == ["b", "c"]
 
 
+def test_a_record_of_a_missing_app_does_not_make_the_file_look_altered(
+    committed_db: CommittedDatabase, data: bytes
+) -> None:
+    """The trailer counts the rows of sessions that are not imported too."""
+    lines = data.splitlines(keepends=True)
+    for number in reversed([at for at, record in enumerate(lines_of(data)) if record["record"] == "message"]):
+        lines[number] = lines[number].replace(b'"record":"message"', b'"record":"unknown_row"')
+    changed = (
+        b"".join(lines)
+        .replace(b'"message":2', b'"unknown_row":2')
+        .replace(b'"message":6', b'"unknown_row":6')
+    )
+    _, file = imported(committed_db, rehashed(changed))
+    assert len(file.problems) == 3
+    assert all("no app in INSTALLED_APPS has registered" in problem.text for problem in file.problems)
+    assert (file.is_complete, _stored(committed_db)) == (True, [])
+
+
+def test_a_failed_unit_counts_in_whatever_state_the_reader_is(
+    committed_db: CommittedDatabase, data: bytes
+) -> None:
+    failed = b'{"record":"failed","of":"session","problem":"It is broken."}\n'
+    lines = data.splitlines(keepends=True)
+    start, end = _number(data, record="session", session_id="a"), _number(data, record="end", of="session")
+    unknown = [b'{"record":"unknown_row"}\n']
+    for rows in (lines[start - 1 : start], [], [*lines[start - 1 : start], *unknown]):
+        whole = [*lines[: start - 1], *rows, failed, *lines[end:]]
+        records = lines_of(b"".join(whole))
+        for name in ("session", "checkpoint", "message"):
+            kept = [each for each in records[:-1] if each["record"] == "end" and name in each["counts"]]
+            records[-1]["counts"][name] = sum(each["counts"][name] for each in kept)
+        records[-1]["failed"] = 1
+        _, file = imported(committed_db, written(records))
+        assert (file.is_complete, len(file.problems)) == (True, 1), rows
+        # A failed unit that the trailer does not count was put there.
+        records[-1]["failed"] = 0
+        assert not imported(committed_db, written(records))[1].is_complete
+
+
 def test_a_problem_shows_nothing_that_a_terminal_obeys(committed_db: CommittedDatabase, data: bytes) -> None:
     lines = data.splitlines(keepends=True)
     end = _number(data, record="end", of="session")

@@ -347,6 +347,37 @@ def test_a_session_with_an_unreadable_row_is_told_and_the_others_are_exported(
     assert session.session_id not in names
 
 
+def test_a_session_whose_head_is_unreadable_is_told_and_the_file_is_whole(
+    committed_db: CommittedDatabase,
+) -> None:
+    for session_id in ("a", "b é", "c"):
+        simple_session(committed_db, session_id)
+    # A value of another type, which only SQLite stores, or a time that Python cannot represent.
+    value = "'garbage'" if committed_db.vendor == "sqlite" else "'infinity'"
+    with committed_db.connection.cursor() as cursor:
+        table, tenant = Session._meta.db_table, [committed_db.tenant]
+        where = "session_id = 'b é' AND tenant = %s"
+        cursor.execute(f"UPDATE {table} SET created_at = {value} WHERE {where}", tenant)
+    file = io.BytesIO()
+    summary = write_export(DatabaseSource(committed_db.alias, tenant=committed_db.tenant), file)
+    assert (summary.failed, summary.sessions) == (1, 2)
+    delete_all_rows(committed_db.alias)
+    found, export = imported(committed_db, file.getvalue())
+    assert (found.problems, found.imported["session"]) == ([], 2)
+    (problem,) = export.problems
+    named = f"the session 'b é' of tenant '{committed_db.tenant}' could not be exported: "
+    assert problem.text.startswith(named)
+    assert export.is_complete
+    # An older export does not name it.
+    records = lines_of(file.getvalue())
+    (failed,) = [each for each in records if each["record"] == "failed"]
+    del failed["tenant"], failed["name"]
+    _, export = imported(committed_db, written(records))
+    (problem,) = export.problems
+    assert problem.text.startswith("a session could not be exported: ")
+    assert export.is_complete
+
+
 def test_rows_that_belong_to_nothing_are_told(empty_db: CommittedDatabase) -> None:
     simple_session(empty_db, "a")
     DatabaseUsageStore(empty_db.alias, tenant=empty_db.tenant).record_entry(tokens("a"))
