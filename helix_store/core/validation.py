@@ -226,6 +226,13 @@ def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_
     return value
 
 
+def next_number(value: int, name: str) -> int:
+    """Return a stored counter plus one. Raises `LimitExceeded` if no column could hold it."""
+    if value >= MAX_BIGINT:
+        raise LimitExceeded(name=name, limit=MAX_BIGINT, actual=value + 1)
+    return value + 1
+
+
 def epoch_milliseconds(value: Any, name: str) -> int:
     """Return epoch milliseconds up to the year 9999, from a number or an aware datetime. A number that looks
     like seconds is refused.

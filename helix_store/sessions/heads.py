@@ -446,7 +446,7 @@ class DatabaseSessions(DatabaseOperations):
     @writes
     def increment(self, session_id: str, counter: CounterName) -> int:
         head = lock_session(self.db, session_id)
-        value: int = getattr(head, counter) + 1
+        value = validation.next_number(getattr(head, counter), counter)
         columns: dict[str, Any] = {counter: value}
         advance(self.db, head, **columns)
         return value

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from helix_store import conf
-from helix_store.core import moments
+from helix_store.core import moments, validation
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.effects import Effect
 from helix_store.core.limits import AS_STORED
@@ -255,7 +255,7 @@ class MemorySessions(MemoryOperations):
 
     def increment(self, session_id: str, counter: CounterName) -> int:
         with self._scope.writing(session_id) as draft:
-            count = int(draft.columns[counter]) + 1
+            count = validation.next_number(int(draft.columns[counter]), counter)
             draft.write(**{counter: count})
             return count
 
@@ -851,7 +851,8 @@ class MemoryWaiting(MemoryOperations):
             require_suspended(draft.columns)
             guard.check_version(draft.version)
             state = draft.state()
-            version = draft.write(resume_count=state.resume_count + 1, **RESUMED_COLUMNS)
+            count = validation.next_number(state.resume_count, "resume_count")
+            version = draft.write(resume_count=count, **RESUMED_COLUMNS)
             return resumed_state(state, version=version, at=draft.columns["updated_at"])
 
 

@@ -616,9 +616,14 @@ def written_columns(encoded: EncodedState, stored: Mapping[str, Any]) -> dict[st
     return written
 
 
+def next_step_count(state: SessionState) -> int:
+    """Return the number of a session's next step. Raises `LimitExceeded`."""
+    return validation.next_number(state.step_count, "step_count")
+
+
 def default_step_id(state: SessionState) -> str:
-    """Return the default id of a session's next step."""
-    return f"{DEFAULT_STEP}{state.step_count + 1}"
+    """Return the default id of a session's next step. Raises `LimitExceeded`."""
+    return f"{DEFAULT_STEP}{next_step_count(state)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,12 +168,16 @@ LOAD_FOR_TURN: Final = Statement(
 settled effect has arrived since. Posts and calls are in the state."""
 
 
+_NEXT_STEP: Final = "s.step_count + CAST(1 AS numeric)"
+"""The number of the next step, which is too large for a bigint after the largest number."""
+
+
 def _load_step(may_be_stopped: str) -> str:
     return _load(
         f""",
             EXISTS (
                 SELECT 1 FROM {_STAGED} AS g WHERE g.session_id = s.id AND g.step_id
-                    = coalesce(CAST(%(step_id)s AS text), '{DEFAULT_STEP}' || (s.step_count + 1))
+                    = coalesce(CAST(%(step_id)s AS text), '{DEFAULT_STEP}' || ({_NEXT_STEP}))
             ), {", ".join(f"i.{name}" for name in INTERRUPT_COLUMNS)}, {may_be_stopped}""",
         f"""
         LEFT JOIN {_INTERRUPT} AS i ON i.session_id = s.id AND i.run_id = %(run_id)s AND EXISTS (

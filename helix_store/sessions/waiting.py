@@ -13,7 +13,7 @@ from typing import Any, Final
 from django.apps import apps
 from django.db.models import FilteredRelation, Q
 
-from helix_store.core import moments
+from helix_store.core import moments, validation
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.types import (
     STORED_ANSWERS,
@@ -351,7 +351,8 @@ class DatabaseWaiting(DatabaseOperations):
         guard.check_version(head.version)
         state = current_from(row)
         at = moments.now()
-        version = advance(self.db, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
+        count = validation.next_number(head.resume_count, "resume_count")
+        version = advance(self.db, head, at=at, resume_count=count, **RESUMED_COLUMNS)
         return resumed_state(state, version=version, at=at)
 
 

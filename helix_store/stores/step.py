@@ -44,7 +44,7 @@ from helix_store.exceptions import (
     TurnInterrupted,
     shown_id,
 )
-from helix_store.sessions.state import SUSPENSION_FIELDS, default_step_id, set_loaded
+from helix_store.sessions.state import SUSPENSION_FIELDS, default_step_id, next_step_count, set_loaded
 from helix_store.sessions.steps import OpenedStep, StagedRow, StepWrite, are_stored
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
 from helix_store.stores.session import NotCopied, SessionHandleBase, UncommittedWrite
@@ -307,7 +307,7 @@ class Step(NotCopied, BothContexts):
         try:
             opened = self._open()
             state = opened.state
-            self.number = state.step_count + 1
+            self.number = next_step_count(state)
             self._id = self._id or default_step_id(state)
             self._state, self._version = state, state.version
             if opened.has_staged:

@@ -55,7 +55,7 @@ from helix_store.exceptions import (
 )
 from helix_store.locks import Lock, are_same_locks
 from helix_store.sessions.effects import Entered
-from helix_store.sessions.state import loaded_of
+from helix_store.sessions.state import loaded_of, next_step_count
 from helix_store.sessions.steps import OpenedStep, StepWrite
 from helix_store.stores.effect import OpenEffect, described_error
 from helix_store.stores.session import NotCopied, SessionHandleBase, StoreSet, require_manager
@@ -132,7 +132,7 @@ class Spending:
             entry = UsageEntry(
                 kind=kind,
                 session_id=run.session_id,
-                step_count=state.step_count + 1,
+                step_count=next_step_count(state),
                 timestamp=self._time.now(),
                 source=UsageSource(type="agent", name=state.agent_type),
                 run_id=run.run_id,
@@ -1011,7 +1011,7 @@ class _TurnEffect(OpenEffect):
         turn = self._turn
         run = turn._required_run()
         turn._require_lock()
-        self.run_id, self.step_count = run.run_id, turn._current().state.step_count + 1
+        self.run_id, self.step_count = run.run_id, next_step_count(turn._current().state)
         with turn._mutex:
             if turn._effects.setdefault(self.id, self) is not self:
                 raise ConflictError(f"Another thread of this turn attempts the effect {shown_id(self.id)}.")

@@ -10,6 +10,7 @@ from django.db import transaction
 
 from helix_store.checkpointers import GraphCheckpointStore
 from helix_store.checkpointers.graph.types import NODE_STATUSES
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.types import CheckpointSource, StepInfo
 from helix_store.exceptions import (
     CheckpointNotFound,
@@ -87,6 +88,14 @@ class TestSave:
         assert [version(), version(namespace="a")] == [11, 2]
         assert version(version=5) == 5
         assert version() == 12
+
+    def test_has_no_version_after_the_largest_number(self, graph: GraphCheckpointStore, session: str) -> None:
+        graph.save_checkpoint(session, step=0, version=MAX_BIGINT)
+        with pytest.raises(LimitExceeded) as refused:
+            graph.save_checkpoint(session, step=1)
+        assert (refused.value.name, refused.value.limit) == ("version", MAX_BIGINT)
+        assert [each.version for each in graph.list_checkpoints(session).items] == [MAX_BIGINT]
+        assert graph.save_checkpoint(session, step=1, namespace="sub").version == 1
 
     def test_refuses_a_taken_version_with_a_conflict(self, graph: GraphCheckpointStore, session: str) -> None:
         first = graph.save_checkpoint(session, step=0, version=3)

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.types import RunStatus, SessionStatus
 from helix_store.exceptions import (
     ConflictError,
     HelixStoreError,
     IdempotencyConflict,
     InvalidPayload,
+    LimitExceeded,
     PatchError,
     StaleStateError,
 )
@@ -31,6 +33,14 @@ class Interruption(Exception):
 
 
 # What a commit has
+
+
+def test_there_is_no_step_after_the_largest_number(world: World) -> None:
+    session = world.new_session()
+    session.update(lambda state: setattr(state, "step_count", MAX_BIGINT))
+    with pytest.raises(LimitExceeded, match="step_count"), session.step():
+        raise AssertionError
+    assert session.load().message_count == 0
 
 
 def test_a_step_also_promotes_what_somebody_else_staged_for_it(world: World) -> None:

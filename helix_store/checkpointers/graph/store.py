@@ -168,7 +168,8 @@ class GraphCheckpoints(DatabaseOperations):
             raise CheckpointNotFound(parent_id)
         if version is None:
             versions = existing.filter(namespace=namespace).order_by("-version")
-            version = (first_row(versions.values_list("version", flat=True)) or 0) + 1
+            newest = first_row(versions.values_list("version", flat=True)) or 0
+            version = validation.next_number(newest, "version")
         try:
             row = Checkpoint.objects.using(self.db.alias).create(
                 session_id=head.pk,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from helix_store.core.contracts import StateStore
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.types import (
     SessionStatus,
     StatusChange,
     StatusConflict,
 )
+from helix_store.exceptions import LimitExceeded
 from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded
@@ -117,3 +121,19 @@ class StatusContract(StoreTests):
         assert set(steps) == set(resumes) == set(range(1, 9))
         state = loaded(store, session_id)
         assert (state.step_count, state.resume_count, state.version) == (8, 8, 17)
+
+    def test_a_counter_at_the_largest_number_does_not_go_up(self, store: StateStore, session_id: str) -> None:
+        state = loaded(store, session_id)
+        state.step_count = state.resume_count = MAX_BIGINT
+        store.save_state(session_id, state)
+        store.suspend(session_id, kind="suspended_step_partial", context={}, step_id="step")
+        before = contents(store, session_id)
+        for call, name in (
+            (store.increment_step_count, "step_count"),
+            (store.increment_resume_count, "resume_count"),
+            (store.resume, "resume_count"),
+        ):
+            with pytest.raises(LimitExceeded) as refused:
+                call(session_id)
+            assert (refused.value.name, refused.value.limit) == (name, MAX_BIGINT)
+        assert contents(store, session_id) == before
