@@ -337,8 +337,8 @@ class Turn(NotCopied, BothContexts):
 
     Entering takes the lock and keeps it alive, resumes a session whose calls are answered, receives due
     posts, and starts a run that supersedes the run of a worker that died. If the session has ended, is still
-    waiting or is at rest, the turn is not active and has no run. Leaving ends the run according to the stored
-    state and releases the lock.
+    waiting or is at rest, the turn is not active and has no run. If a budget refuses it, it has a run, but is
+    not active and receives nothing. Leaving ends the run according to the stored state and releases the lock.
 
     Example::
 
@@ -582,13 +582,14 @@ class Turn(NotCopied, BothContexts):
     def receive(self) -> list[Message]:
         """Receive due posts now, unless tool calls are open, and return their messages.
 
-        Raises `ConflictError` in an open step, and if the turn is not active.
+        Raises `ConflictError` in an open step, and if the turn is not active, also if it was stopped.
         """
         if self._is_at_rest:
             raise _rests()
         self.session._require_no_step("receive")
+        if not self.is_active:
+            raise _is_over()
         self._require_lock()
-        self._require_active()
         return self._attempted(self._received_after, self.session.load(), StaleStateError)
 
     areceive = async_twin(receive)
@@ -665,7 +666,8 @@ class Turn(NotCopied, BothContexts):
         loaded = loaded_of(state)
         refusal = self._spending.begin(state, self.fencing_token, is_capped=loaded.is_capped)
         self._stop(refusal, self._spending.estimate)
-        may_receive = self._receives and self.session._has_posts and loaded.has_posts
+        # A turn that a budget has refused answers nothing: its posts stay waiting.
+        may_receive = self._receives and refusal is None and self.session._has_posts and loaded.has_posts
         if readiness.is_suspended:
             state = store.resume(session_id, expected_version=state.version, fencing_token=token)
             self.tracing = state.tracing_context
@@ -801,12 +803,6 @@ class Turn(NotCopied, BothContexts):
         if not self._lock.is_trusted():
             self._lock.refresh()
 
-    def _require_active(self) -> None:
-        """Raise `ConflictError` unless the turn is active; after a lost step, the store decides."""
-        self._follow_commits()
-        if self._interrupt is None and not self.is_active:
-            raise _is_over()
-
     def _step_is_over(self, progress: Progress) -> None:
         write = self.session._stores.uncommitted_write()
         with self._mutex:
@@ -911,7 +907,9 @@ class _TurnStep(Step):
     def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
         turn, spending = self._turn, self._turn._spending
         turn._require_lock()
-        turn._require_active()
+        # After a lost step, the store decides.
+        turn._follow_commits()
+        turn._required_run()
         must_check = spending.is_capped and spending.reserved != self._estimate
         may_exceed = must_check and any(self._estimate)
         opened = super()._open(self.run_id, is_capped=must_check and not may_exceed)
@@ -1051,4 +1049,6 @@ def _rests() -> ConflictError:
 
 
 def _is_over() -> ConflictError:
-    return ConflictError("The turn is not active: the session ended or waits; look at is_active.")
+    return ConflictError(
+        "The turn is not active: it was stopped or left, or the session ended or waits; look at is_active."
+    )

@@ -17,7 +17,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from helix_store import FencedOutError, StoreUnavailable, TurnInterrupted, announce_ready
+from helix_store import FencedOutError, StoreUnavailable, TurnInterrupted, announce_due_posts, announce_ready
 from helix_store.contrib.chat import agui, aisdk, driver, threads
 from helix_store.contrib.chat.stored import entries, without_own_keys
 from helix_store.contrib.chat.turns import digest_of
@@ -1068,18 +1068,28 @@ def test_a_budget_stops_a_thread_until_it_is_raised(chatting: Make) -> None:
     session_id, budgets = site.session("t").id, site.store.budgets
     budget: dict[str, Any] = {"scope": "agent_type", "value": site.chat.agent_type, "period": "day"}
     budgets.set_budget("small", **budget, limit_tokens=0)
-    for _ in range(2):
+    for number in (1, 2):
         assert site.drive("t") is True
         reasons = [run.completion_reason for run in site.store.sessions.list_runs(session_id)]
         assert reasons == ["budget:small"]
-    end = async_to_sync(site.events)("GET", "agui/t/")[-1]
-    assert (end["type"], end["code"]) == ("RUN_ERROR", "budget_exceeded")
+        # What nobody has answered stays waiting, and another message does not change that.
+        thread = async_to_sync(site.json)("GET", "threads/t/")
+        assert (thread["status"], thread["messages"]) == ("idle", [])
+        assert [each["id"] for each in thread["waiting"]] == [f"u{each + 1}" for each in range(number)]
+        end = async_to_sync(site.events)("POST", "agui/", run_input("t", "u2", "And?"))[-1]
+        assert (end["type"], end["code"]) == ("RUN_ERROR", "budget_exceeded")
+        end = async_to_sync(site.events)("GET", "agui/t/")[-1]
+        assert (end["type"], end["code"]) == ("RUN_ERROR", "budget_exceeded")
+    of_site = {"using": site.database.alias, "tenant": site.database.tenant}
+    assert announce_due_posts(**of_site) == 1
     budgets.set_budget("small", **budget, limit_tokens=100)
     site.runs.clear()
-    announce_ready(using=site.database.alias, tenant=site.database.tenant)
+    announce_ready(**of_site)
     assert site.runs == [session_id]
     site.drive("t")
-    assert _said(site)[-1] == ("assistant", "Yes.")
+    assert _said(site) == [("user", "Hello"), ("user", "And?"), ("assistant", "Yes.")]
+    thread = async_to_sync(site.json)("GET", "threads/t/")
+    assert (thread["status"], thread["waiting"]) == ("idle", [])
 
 
 def test_a_rolled_back_step_is_taken_back(chatting: Make) -> None:

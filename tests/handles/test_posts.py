@@ -10,8 +10,9 @@ import pytest
 
 from helix_store.core import moments
 from helix_store.core.types import RunStatus, SessionStatus
-from helix_store.exceptions import ConflictError, NotSupportedOnBackend, SessionEnded
+from helix_store.exceptions import ConflictError, NotSupportedOnBackend, SessionEnded, TurnInterrupted
 from helix_store.handles import SessionHandle
+from tests.cells import for_each
 from tests.handles.worlds import World
 
 HELLO = {"role": "user", "content": "hello"}
@@ -204,6 +205,37 @@ def test_a_turn_can_receive_by_hand(world: World, session: SessionHandle) -> Non
         with pytest.raises(ConflictError):
             turn.receive()
     assert session.load().status is SessionStatus.COMPLETED
+
+
+@for_each("stop", ["interrupt", "effect"])
+def test_a_turn_that_was_stopped_neither_receives_nor_begins_a_step(
+    world: World, session: SessionHandle, stop: str
+) -> None:
+    turn = world.turn(session, receive=False)
+    with pytest.raises(ConflictError):
+        turn.receive()
+    with turn:
+        late = turn.step()
+        if stop == "interrupt":
+            world.store.request_interrupt("session", kind="abort")
+            with pytest.raises(TurnInterrupted):
+                turn.step().__enter__()
+            world.store.clear_interrupt("session")
+        else:
+            with suppress(ZeroDivisionError), session.effect("pay"):
+                raise ZeroDivisionError
+            with pytest.raises(TurnInterrupted):
+                turn.effect("pay").__enter__()
+        session.post(HELLO)
+        with pytest.raises(ConflictError):
+            turn.receive()
+        with pytest.raises(TurnInterrupted) as again:
+            late.__enter__()
+        assert again.value is turn.stopped_by
+    with pytest.raises(ConflictError):
+        turn.receive()
+    assert [post.message for post in session.posts().items] == [HELLO]
+    assert session.load().step_count == 0
 
 
 def test_the_end_of_a_turn_leaves_the_session_active(world: World, session: SessionHandle) -> None:

@@ -276,6 +276,41 @@ class BudgetTurnContract(BudgetTests):
         assert (run.status, run.completion_reason) == (RunStatus.INTERRUPTED, "budget:cap")
         assert (session.load().status, session.load().version) == (SessionStatus.ACTIVE, version)
 
+    @table("estimates", [{}, {"estimate_usd": 1}])
+    def test_a_turn_that_is_refused_at_its_start_leaves_posts_waiting(
+        self, capped: Any, session: Any, estimates: dict[str, Any]
+    ) -> None:
+        post = {"role": "user", "content": "hello"}
+        session.post(post)
+        capped.usage.record_entry(spent(usd="9.5" if estimates else "10"))
+        version = session.load().version
+        for _ in range(2):
+            with session.turn(**estimates, rest=False) as turn:
+                assert turn.stopped_by.name == "cap"
+                with pytest.raises(ConflictError):
+                    turn.receive()
+            assert session.load().version == version
+            assert [each.message for each in session.posts().items] == [post]
+        capped.budgets.set_budget("cap", scope="tenant", limit_usd=20)
+        with session.turn(**estimates) as turn:
+            assert turn.is_active
+            assert turn.messages() == [post]
+
+    def test_a_turn_that_a_budget_has_stopped_leaves_posts_waiting(self, capped: Any, session: Any) -> None:
+        with session.turn() as turn:
+            late = turn.step()
+            with turn.step() as step:
+                turn.tokens(model="no-such-model", prompt=3, cost_usd=10)
+                step.say({"role": "assistant", "content": "hello"})
+            session.post({"role": "user", "content": "one more"})
+            capped.budgets.set_budget("cap", scope="tenant", limit_usd=20)
+            with pytest.raises(ConflictError):
+                turn.receive()
+            with pytest.raises(BudgetExceeded):
+                late.__enter__()
+        assert [each.message["content"] for each in session.posts().items] == ["one more"]
+        assert session.load().step_count == 1
+
     def test_a_turn_holds_its_estimate_from_its_start_to_its_end(self, capped: Any, session: Any) -> None:
         with session.turn(**_HOLDS):
             assert amounts(capped.budgets.status("cap")) == (0, 0, Decimal("0.1"), 5)
