@@ -366,7 +366,8 @@ class Step(NotCopied, BothContexts):
             tool_call_id=tool_call_id,
             patches=[] if patches is None else patches,
             merge_changes=merge_changes,
-            timestamp=timestamp,
+            # The commit compares the changes with the stored ones.
+            timestamp=None if timestamp is None else validation.epoch_milliseconds(timestamp, "timestamp"),
         )
         with self._working("stage"):
             self._require_lock()

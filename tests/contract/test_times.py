@@ -36,6 +36,7 @@ TIMES: Final = {
     "now",
     "timestamp",
     "deadline",
+    "not_before",
     "created_from",
     "created_to",
     "date_from",
