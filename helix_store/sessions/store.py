@@ -599,10 +599,11 @@ class EffectCalls(StoreCalls):
             raise InvalidPayload(path="result", reason="an effect that was not done has no result")
         checked = checked_actor(actor)
         if is_user(actor):
-            if checked.id is None:
-                raise InvalidPayload(path="actor", reason="the user is not stored")
+            # First: a visitor who is not signed in has no permission, rather than a wrong type.
             if not (actor.is_active and actor.has_perm(SETTLE_PERMISSION)):
                 raise NotPermitted(effect_id, "permission", SETTLE_PERMISSION)
+            if checked.id is None:
+                raise InvalidPayload(path="actor", reason="the user is not stored")
         text = encoded_result(result, self.limits.max_message_bytes) if done else None
         settlement = Settlement(effect_id=effect_id, is_done=done, result=text, actor=checked.id)
         return self._backend.effects.settle(session_id, settlement)

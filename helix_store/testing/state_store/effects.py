@@ -524,10 +524,13 @@ class EffectContract(StoreTests):
     def test_a_user_needs_the_permission_to_settle(self, store: Any, session_id: str) -> None:
         self._make_unknown(store, session_id)
         permission = "helix_store.settle_effect"
-        for user in (_User(), _User(permission, is_active=False)):
+        anonymous = _User(is_active=False, pk=None)
+        for user in (_User(), _User(permission, is_active=False), anonymous):
             with pytest.raises(NotPermitted) as refused:
                 store.settle_effect(session_id, "e", done=True, actor=user)
             assert refused.value.permission == permission
+        with pytest.raises(InvalidPayload, match="not stored"):
+            store.settle_effect(session_id, "e", done=True, actor=_User(permission, pk=None))
         assert self._one(store, session_id).state == "unknown"
         assert store.settle_effect(session_id, "e", done=True, actor=_User(permission))
         assert self._one(store, session_id).actors == ["user:7"]
