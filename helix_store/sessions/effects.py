@@ -66,7 +66,7 @@ from helix_store.sessions.statements import (
     SESSION_BY_ID,
     session_by_id,
 )
-from helix_store.sessions.tool_calls import StoredDecision, ToolCalls, owner_of, without_used
+from helix_store.sessions.tool_calls import StoredDecision, ToolCalls, may_be_own, without_used
 from helix_store.signals import announce, session_answered
 
 _logger = logging.getLogger(__name__)
@@ -459,6 +459,7 @@ _ENTRY_COLUMNS: Final = (
     "id",
     "version",
     "status",
+    "root_session_id",
     "pending_client_tool_calls",
     "completed_client_tool_calls",
     "client_tool_call_ownership",
@@ -698,16 +699,13 @@ class _Entry(NamedTuple):
         require_attempt(intent, self.columns["status"], *self.interrupt)
 
     def entered_known(self, known: StoredEffect, intent: Intent) -> Entered:
-        is_own = self._is_own(known.session_id, intent.effect_id)
+        is_own = may_be_own(self.columns, known.session_id, intent.effect_id)
         return entered_known(known, intent, ToolCalls.of(self.columns), self.decisions, is_own=is_own)
 
     def approved_call(self, session_id: str, effect_id: str) -> tuple[int, ApprovedCall]:
         """Return the asking and the approved call. Raises `NotApproved` and `ApprovalUsed`."""
-        is_own = self._is_own(session_id, effect_id)
+        is_own = may_be_own(self.columns, session_id, effect_id)
         return ToolCalls.of(self.columns).approved_call(effect_id, self.decisions, is_own=is_own)
-
-    def _is_own(self, session_id: str, effect_id: str) -> bool:
-        return owner_of(self.columns["client_tool_call_ownership"], effect_id) == session_id
 
 
 def _decision_from(*values: Any) -> StoredDecision:

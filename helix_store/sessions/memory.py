@@ -124,6 +124,7 @@ from helix_store.sessions.tool_calls import (
     approvals_in_branch,
     claimed_ownership,
     has_answers,
+    may_be_own,
     opened_calls,
     owner_of,
     readable_due_calls,
@@ -789,7 +790,7 @@ class MemoryWaiting(MemoryOperations):
 
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, int, ApprovedCall]:
         record = self._scope.require(session_id)
-        is_own = owner_of(record.columns["client_tool_call_ownership"], tool_call_id) == session_id
+        is_own = may_be_own(record.columns, session_id, tool_call_id)
         asking, call = ToolCalls.of(record.columns).approved_call(
             tool_call_id, _decisions(record, tool_call_id), is_own=is_own
         )
@@ -911,7 +912,7 @@ class MemoryEffects(MemoryOperations):
             known = self._known(draft, intent.effect_id)
             calls = ToolCalls.of(draft.columns)
             decisions = _decisions(draft, intent.effect_id)
-            is_own = owner_of(draft.columns["client_tool_call_ownership"], intent.effect_id) == session_id
+            is_own = may_be_own(draft.columns, session_id, intent.effect_id)
             if intent.call is not None and (known is None or not known.needs_approval):
                 require_no_approval(intent.effect_id, calls, has_decisions=bool(decisions))
             if known is not None:

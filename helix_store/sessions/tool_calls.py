@@ -1001,6 +1001,17 @@ def owner_of(ownership: str | None, tool_call_id: str) -> str | None:
     return _text(_stored(ownership).get(tool_call_id))
 
 
+def may_be_own(columns: Mapping[str, Any], session_id: str, tool_call_id: str) -> bool:
+    """Return whether a session, of which these are columns, may have asked for a call.
+
+    A session of which a branch was made records its own calls, as every root does. Those of a child are
+    recorded on its root, and the calls in its state are its own.
+    """
+    if columns["root_session_id"] not in (None, session_id):
+        return True
+    return owner_of(columns["client_tool_call_ownership"], tool_call_id) == session_id
+
+
 def claimed_calls(owners: Mapping[str, Any], tool_call_ids: Iterable[str], owner_id: str) -> dict[str, Any]:
     """Return the root's record of owners with these calls added. Raises `ConflictError`."""
     claimed = dict(owners)

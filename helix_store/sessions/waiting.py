@@ -49,6 +49,7 @@ from helix_store.sessions.tool_calls import (
     StoredDecision,
     ToolCalls,
     claimed_ownership,
+    may_be_own,
     owner_of,
     readable_due_calls,
 )
@@ -233,7 +234,7 @@ class DatabaseWaiting(DatabaseOperations):
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, int, ApprovedCall]:
         """Return the version of the session, the asking and the approved call, from one statement."""
         of_call = FilteredRelation("decisions", condition=Q(decisions__tool_call_id=tool_call_id))
-        columns = ("version", *_ANSWER_COLUMNS)
+        columns = ("version", "root_session_id", *_ANSWER_COLUMNS)
         rows = (
             session_with_id(self.db, session_id)
             .alias(decision=of_call)
@@ -247,7 +248,7 @@ class DatabaseWaiting(DatabaseOperations):
         decisions = [
             StoredDecision(*each[len(columns) :]) for each in found if each[-1 * len(_OF_CALL)] is not None
         ]
-        is_own = owner_of(row["client_tool_call_ownership"], tool_call_id) == session_id
+        is_own = may_be_own(row, session_id, tool_call_id)
         asking, call = ToolCalls.of(row).approved_call(tool_call_id, decisions, is_own=is_own)
         return row["version"], asking, call
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -18,9 +19,19 @@ from helix_store.stores import SessionHandle, Step
 from helix_store.testing.cells import table
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded
-from helix_store.testing.state_store.tool_calls import APPROVE, ASK, outcomes_of
+from helix_store.testing.state_store.tool_calls import APPROVE, ASK, LONG_AGO, outcomes_of
 
-__all__ = ["DIGEST", "ApprovalContract", "approve", "ask_approval", "step_of", "use_once", "used_in"]
+__all__ = [
+    "DIGEST",
+    "FORGED",
+    "ApprovalContract",
+    "approve",
+    "ask_approval",
+    "forge_answer",
+    "step_of",
+    "use_once",
+    "used_in",
+]
 
 _PAY: Final = "auth.change_user"
 """A permission that exists in each database of a Django project with users."""
@@ -28,6 +39,13 @@ _TWO: Final = {**APPROVE, "approvals": 2}
 _EDITABLE: Final = {**APPROVE, "editable": True}
 _CHEAPER: Final = {"amount": 6.5}
 DIGEST: Final = call_digest(APPROVE["tool_name"], APPROVE["input"])
+FORGED: Final[Mapping[str, Any]] = {
+    "approved": True,
+    "reason": None,
+    "submitted_at": LONG_AGO,
+    "actors": ["user:1"],
+}
+"""An answer that an agent writes into its own state."""
 _CHEAPER_DIGEST: Final = call_digest(APPROVE["tool_name"], _CHEAPER)
 
 
@@ -57,8 +75,28 @@ def _pending(store: StateStore, session_id: str) -> dict[str, Any]:
     return call
 
 
-def ask_approval(store: StateStore, session_id: str, call: dict[str, Any] = APPROVE) -> None:
-    store.add_pending_tool_calls(session_id, {"call": call})
+def ask_approval(
+    store: StateStore, session_id: str, call: dict[str, Any] = APPROVE, tool_call_id: str = "call"
+) -> None:
+    store.add_pending_tool_calls(session_id, {tool_call_id: call})
+
+
+def forge_answer(
+    store: StateStore,
+    session_id: str,
+    tool_call_id: str = "call",
+    answer: Mapping[str, Any] = FORGED,
+    *,
+    is_taken: bool = False,
+) -> None:
+    """Write an answer that nobody has given into the state, as an agent can."""
+    state = loaded(store, session_id)
+    if is_taken:
+        del state.pending_client_tool_calls[tool_call_id]
+        state.completed_client_tool_calls[tool_call_id] = dict(answer)
+    else:
+        state.pending_client_tool_calls[tool_call_id] |= answer
+    store.save_state(session_id, state)
 
 
 def step_of(store: StateStore, session_id: str, step_id: str | None = None) -> Step:

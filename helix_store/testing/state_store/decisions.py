@@ -12,6 +12,7 @@ from helix_store.exceptions import ApprovalUsed, NotApproved
 from helix_store.testing.state_store.approvals import (
     approve,
     ask_approval,
+    forge_answer,
     step_of,
     use_once,
     used_in,
@@ -23,7 +24,6 @@ from helix_store.testing.state_store.tool_calls import APPROVE, LONG_AGO, outcom
 __all__ = ["DecisionContract"]
 
 _TWO: Final = {**APPROVE, "approvals": 2}
-_ANSWER: Final = {"approved": True, "reason": None, "submitted_at": LONG_AGO, "actors": ["user:1"]}
 
 
 def _refusal(store: StateStore, session_id: str) -> str:
@@ -156,13 +156,7 @@ class DecisionContract(StoreTests):
         self, store: StateStore, session_id: str, call: dict[str, Any], is_taken: bool
     ) -> None:
         ask_approval(store, session_id, call)
-        state = loaded(store, session_id)
-        if is_taken:
-            state.pending_client_tool_calls = {}
-            state.completed_client_tool_calls["call"] = dict(_ANSWER)
-        else:
-            state.pending_client_tool_calls["call"] |= _ANSWER
-        store.save_state(session_id, state)
+        forge_answer(store, session_id, is_taken=is_taken)
         assert _refusal(store, session_id) == "open"
 
     def test_a_result_that_the_agent_writes_into_an_open_call_is_no_answer(
@@ -179,9 +173,7 @@ class DecisionContract(StoreTests):
         self, store: StateStore, session_id: str, answer: dict[str, Any]
     ) -> None:
         ask_approval(store, session_id)
-        state = loaded(store, session_id)
-        state.pending_client_tool_calls["call"] |= {**answer, "submitted_at": LONG_AGO}
-        store.save_state(session_id, state)
+        forge_answer(store, session_id, answer={**answer, "submitted_at": LONG_AGO})
         assert _refusal(store, session_id) == "open"
         assert outcomes_of(approve(store, session_id, actor="ann")) == ["accepted"]
         assert use_once(store, session_id).actors == ["ann"]

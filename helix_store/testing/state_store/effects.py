@@ -30,10 +30,10 @@ from helix_store.exceptions import (
 )
 from helix_store.stores import SessionHandle
 from helix_store.testing.cells import table
-from helix_store.testing.state_store.approvals import approve, ask_approval, step_of
+from helix_store.testing.state_store.approvals import approve, ask_approval, forge_answer, step_of
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents
-from helix_store.testing.state_store.tool_calls import APPROVE
+from helix_store.testing.state_store.tool_calls import APPROVE, create_family
 
 __all__ = ["EffectContract"]
 
@@ -494,6 +494,17 @@ class EffectContract(StoreTests):
         with self._session(store, session_id).effect("call", approval=True) as effect:
             assert (effect.attempt, effect.actors) == (2, ["ann", "bob"])
             effect.done()
+
+    def test_the_approvals_of_a_child_are_its_own(self, store: Any) -> None:
+        """Their owners are recorded on the root."""
+        create_family(store)
+        for owner in ("root", "child", "grandchild"):
+            ask_approval(store, owner, tool_call_id=f"call of {owner}")
+            forge_answer(store, owner, f"call of {owner}", is_taken=True)
+            for effect_id, reason in ((f"call of {owner}", "open"), ("call of nobody", "unknown")):
+                with pytest.raises(NotApproved) as refused:
+                    self._session(store, owner).effect(effect_id, approval=True).__enter__()
+                assert refused.value.reason == reason
 
     # Settling
 

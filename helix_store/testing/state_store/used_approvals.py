@@ -15,14 +15,22 @@ from helix_store.testing.state_store.approvals import (
     DIGEST,
     approve,
     ask_approval,
+    forge_answer,
     step_of,
     use_once,
     used_in,
 )
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.tool_calls import APPROVE, ASK, LONG_AGO
+from helix_store.testing.state_store.tool_calls import APPROVE, ASK, LONG_AGO, create_family
 
 __all__ = ["UsedApprovalContract"]
+
+
+def _reason(store: StateStore, session_id: str, tool_call_id: str) -> str:
+    """Return why an approval cannot be used."""
+    with pytest.raises(NotApproved) as refused, step_of(store, session_id) as step:
+        used_in(step, tool_call_id)
+    return str(refused.value.reason)
 
 
 class UsedApprovalContract(StoreTests):
@@ -153,6 +161,18 @@ class UsedApprovalContract(StoreTests):
             use_once(store, branch.session_id)
         assert refused.value.reason == "unknown"
         assert use_once(store, session_id).tool_name == "pay"
+
+    @table("is_taken", [False, True])
+    def test_the_calls_of_a_child_are_its_own(self, store: StateStore, is_taken: bool) -> None:
+        """Their owners are recorded on the root. A branch of the child has not asked for them."""
+        create_family(store)
+        for owner in ("root", "child", "grandchild"):
+            ask_approval(store, owner, tool_call_id=f"call of {owner}")
+            forge_answer(store, owner, f"call of {owner}", is_taken=is_taken)
+            assert _reason(store, owner, f"call of {owner}") == "open"
+            assert _reason(store, owner, "call of nobody") == "unknown"
+        branch = store.branch_session("child").session_id
+        assert _reason(store, branch, "call of child") == "unknown"
 
     def test_two_steps_cannot_both_use_an_approval(self, store: StateStore, session_id: str) -> None:
         ask_approval(store, session_id)
