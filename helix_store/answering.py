@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,7 @@ from django.urls import reverse
 
 from helix_store import conf
 from helix_store.core import moments, validation
+from helix_store.core.approvals import USER
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.exceptions import (
@@ -41,10 +43,23 @@ class Link(NamedTuple):
     """The primary key of the only user for whom the link works, as text."""
     expires_at: int
     """In epoch milliseconds."""
+    version: int | None = None
+    """The version of the session when the link was made: a later answer uses the link up."""
+    requested_at: int | None = None
+    """When the call was asked, in epoch milliseconds: a call that is asked again is another one."""
 
     @property
     def has_expired(self) -> bool:
-        return self.expires_at <= validation.datetime_to_milliseconds(moments.now())
+        # A link without a version was made before links had one. It would work more than once.
+        return self.version is None or self.expires_at <= validation.datetime_to_milliseconds(moments.now())
+
+    def is_about(self, call: Mapping[str, Any]) -> bool:
+        """Return whether an open call is the one that was asked when the link was made."""
+        return (self.digest, self.requested_at) == (call["digest"], _requested_at(call))
+
+    def has_answered(self, actors: Iterable[str | None]) -> bool:
+        """Return whether the user of the link is one of these actors."""
+        return f"{USER}{self.user_key}" in actors
 
 
 def answer_url(
@@ -59,11 +74,11 @@ def answer_url(
     """Return the path of a page on which this user can approve or reject a call, for a mail or a message.
 
     ``session_id`` is the session that owns the call, ``actor`` a Django user. The path works for that user
-    alone, until the call is answered or changes, and at most for the duration ``expires``. One query, or two
-    if the state holds an answer that may be the agent's own. Raises `SessionNotFound`, `NotFoundError` for an
-    unknown call, `ConflictError` for an answered one, and `InvalidPayload` for any other actor and for a call
-    that asks for a result. The page is served where the setting ``ANSWER_PAGES`` is true; without it here, a
-    warning is logged.
+    alone, once, until the call is answered, changes or is asked again, and at most for the duration
+    ``expires``. One query, or two if the state holds an answer that may be the agent's own. Raises
+    `SessionNotFound`, `NotFoundError` for an unknown call, `ConflictError` for an answered one, and
+    `InvalidPayload` for any other actor and for a call that asks for a result. The page is served where the
+    setting ``ANSWER_PAGES`` is true; without it here, a warning is logged.
     """
     if not conf.answer_pages():
         _logger.warning(
@@ -78,14 +93,17 @@ def answer_url(
     if not isinstance(expires, timedelta) or expires <= timedelta(0):
         raise InvalidPayload(path="expires", reason="expected a duration, such as timedelta(days=7)")
     db = Database(using, validation.tenant(tenant), None)
+    version, call = _open_approval(db, session_id, tool_call_id)
     link = Link(
         db.alias,
         db.tenant,
         session_id,
         tool_call_id,
-        _open_approval(db, session_id, tool_call_id)["digest"],
+        call["digest"],
         str(user_key),
         validation.datetime_to_milliseconds(moments.now() + expires),
+        version,
+        _requested_at(call),
     )
     return reverse("helix_store:answer", args=[signing.dumps(list(link), salt=_SALT, compress=True)])
 
@@ -93,8 +111,14 @@ def answer_url(
 aanswer_url = async_twin(answer_url)
 
 
-def _open_approval(db: Database, session_id: str, tool_call_id: str) -> dict[str, Any]:
-    calls, open_calls = calls_of(db, session_id)
+def _requested_at(call: Mapping[str, Any]) -> int | None:
+    at = call.get("requested_at")
+    return at if type(at) is int else None
+
+
+def _open_approval(db: Database, session_id: str, tool_call_id: str) -> tuple[int, dict[str, Any]]:
+    """Return the version of the session and the call."""
+    version, calls, open_calls = calls_of(db, session_id)
     call = calls.pending.get(tool_call_id)
     if tool_call_id not in calls.completed and not isinstance(call, dict):
         raise NotFoundError(f"The session does not wait for a call {shown_id(tool_call_id)}.")
@@ -102,7 +126,7 @@ def _open_approval(db: Database, session_id: str, tool_call_id: str) -> dict[str
         raise ConflictError(f"The call {shown_id(tool_call_id)} has been answered.")
     if call.get("approval_id") is None:
         raise InvalidPayload(path="tool_call_id", reason="the call asks for a result, not for an approval")
-    return current_call(call)
+    return version, current_call(call)
 
 
 def link_of(token: str) -> Link | None:

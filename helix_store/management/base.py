@@ -603,7 +603,7 @@ def chosen_call(store: DatabaseStateStore, session_id: str, text: str | None) ->
 
     ``None`` selects the only open call. If another session owns the call, only its id is known.
     """
-    calls, open_calls = calls_of(Database(store.alias, store.tenant), session_id)
+    _, calls, open_calls = calls_of(Database(store.alias, store.tenant), session_id)
     if text is not None and (text in calls.pending or text in calls.completed):
         return text, _approval_id(calls.pending.get(text))
     matches = [call_id for call_id in open_calls if call_id.startswith(text or "")]

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.apps import apps
 from django.db.models import FilteredRelation, Q
@@ -147,18 +147,26 @@ def open_calls(db: Database, sessions: Mapping[int, ToolCalls]) -> dict[int, dic
     return {key: calls.open(decisions.get(key, ())) for key, calls in sessions.items()}
 
 
-def calls_of(db: Database, session_id: str) -> tuple[ToolCalls, dict[str, dict[str, Any]]]:
-    """Return the calls of a session, and those that somebody still has to answer.
+class KnownCalls(NamedTuple):
+    """The calls of a session in one of its versions, and those of them that somebody still has to answer."""
+
+    version: int
+    calls: ToolCalls
+    open: dict[str, dict[str, Any]]
+
+
+def calls_of(db: Database, session_id: str) -> KnownCalls:
+    """Return the calls of a session.
 
     This takes one statement more than `open_calls`. Raises `SessionNotFound` and `IntegrityFault`.
     """
-    columns = ("pk", "pending_client_tool_calls", "completed_client_tool_calls", "live_decisions")
+    columns = ("pk", "version", "pending_client_tool_calls", "completed_client_tool_calls", "live_decisions")
     row = db.query(lambda: session_with_id(db, session_id).values_list(*columns).first())
     if row is None:
         raise SessionNotFound(session_id)
-    key, *texts = row
+    key, version, *texts = row
     calls = ToolCalls.stored(*texts)
-    return calls, open_calls(db, {key: calls})[key]
+    return KnownCalls(version, calls, open_calls(db, {key: calls})[key])
 
 
 class DatabaseWaiting(DatabaseOperations):

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import pytest
+from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import AnonymousUser, Permission, User
+from django.contrib.messages import get_messages
+from django.core import signing
+from django.db import connections
 from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import resolve, reverse
 from django.utils import translation
 
 from helix_store import (
@@ -91,10 +98,116 @@ def test_the_link_is_for_one_user(store: Store, visitor: Browser, ada: User) -> 
         assert response.status_code == 302
         assert "/login/?next=" in response.headers["Location"]
     visitor.sign_in(superuser=True)
-    for page in (visitor.open(url), send(visitor, url, answer="approve")):
+    for response in (visitor.client.get(url), visitor.client.post(url, {"answer": "approve"})):
+        assert response.status_code == 302
+        login, _, query = response.headers["Location"].partition("?next=")
+        assert login.endswith("/login/")
+        assert "somebody else" in str(next(iter(get_messages(response.wsgi_request))))
+    # A login page may send somebody who is signed in back at once.
+    back = unquote(query)
+    for page in (visitor.open(back), send(visitor, back, answer="approve")):
         assert (page.status, "somebody else" in page.text) == (403, True)
         assert "pay_out" not in page.html
     assert outcome(store) is None
+    visitor.client.force_login(ada)
+    assert visitor.open(back).status == 200
+    assert send(visitor, back, answer="approve").status == 200
+    assert outcome(store) is True
+
+
+def refusals(visitor: Browser, url: str) -> set[tuple[int, str]]:
+    """The status and the message of everything that can be done with a link that does not work any more."""
+    pages = [visitor.open(url), *(send(visitor, url, answer=answer) for answer in ("approve", "reject"))]
+    assert not any("<form" in page.html for page in pages)
+    return {(page.status, page.text.rpartition("here ")[2].strip()) for page in pages}
+
+
+def two_people(store: Store, **given: Any) -> None:
+    ask(store, approvals=2, input={"amount": 12}, **given)
+
+
+def test_a_link_works_once_if_several_people_must_approve(store: Store, visitor: Browser, ada: User) -> None:
+    two_people(store)
+    url, other = (link(store, ada) for _ in range(2))
+    assert send(visitor, url, answer="approve").status == 200
+    used = (410, "You have approved it. It also needs somebody else.")
+    assert refusals(visitor, url) == refusals(visitor, other) == {used}
+    assert refusals(visitor, link(store, ada)) == {used}
+    assert store.session("trip").load().pending_client_tool_calls["pay"]["approved_by"] == [f"user:{ada.pk}"]
+    # A state that loses the input for a moment loses the approval too, but the link stays used.
+    for amount in (13, 12):
+        with store.session("trip").step() as step:
+            step.state.pending_client_tool_calls["pay"]["input"] = {"amount": amount}
+    assert refusals(visitor, url) == {(410, "You have used this link. Ask for a new one.")}
+    assert send(visitor, link(store, ada), answer="reject").status == 200
+    assert outcome(store) is False
+
+
+class Meanwhile(ModelBackend):
+    """Does something else while a page reads the permissions of its user."""
+
+    does: ClassVar[list[Callable[[], object]]] = []
+
+    def has_perm(self, user_obj: Any, perm: str, obj: Any = None) -> bool:
+        while self.does:
+            self.does.pop()()
+        return True
+
+
+def test_two_answers_with_a_link_at_once_are_one(store: Store, visitor: Browser, ada: User) -> None:
+    two_people(store, permission="helix_store.change_session")
+    url, client = link(store, ada), Client()
+    with override_settings(AUTHENTICATION_BACKENDS=[f"{__name__}.Meanwhile"]):
+        for browser in (client, visitor.client):
+            browser.force_login(ada)
+        Meanwhile.does.append(lambda: client.post(url, {"answer": "approve"}))
+        page = send(visitor, url, answer="reject")
+    assert (page.status, "You have approved it" in page.text, outcome(store)) == (410, True, None)
+
+
+@for_each("way", ["rewound to the question", "asked again", "asked again at the same time"])
+@for_each("is_answered", [True, False])
+def test_a_link_does_not_come_back_with_its_call(
+    store: Store, visitor: Browser, ada: User, way: str, is_answered: bool
+) -> None:
+    session_id = f"{way} {is_answered}"
+    session = store.new_session(session_id, agent_type="agent")
+    with session.step() as step:
+        step.say({"role": "user", "content": "Pay."})
+    asked_at = 1_700_000_000_000
+    call = {"tool_name": "pay_out", "input": INPUT, "approval_id": "pay", "requested_at": asked_at}
+    with session.step() as question:
+        question.wait_for({"pay": call})
+    url = link(store, ada, session_id)
+    if is_answered:
+        assert send(visitor, url, answer="approve").status == 200
+    is_rewound = way == "rewound to the question"
+    commit = (question if is_rewound else step).commit
+    assert commit is not None
+    session.rewind(commit.checkpoint_id)
+    if not is_rewound:
+        with session.step() as step:
+            step.wait_for({"pay": {**call, "requested_at": asked_at + ("same" not in way)}})
+    if is_answered:
+        assert refusals(visitor, url) == {(410, "This call has been answered.")}
+    elif way == "asked again":
+        changed = "The call has changed since this link was sent. Ask for a new link."
+        assert refusals(visitor, url) == {(410, changed)}
+    else:
+        # It is the same question, which nobody has answered.
+        assert visitor.open(url).status == 200
+    assert send(visitor, link(store, ada, session_id), answer="approve").status == 200
+    assert outcome(store, session_id) is True
+
+
+def test_a_link_from_before_links_named_their_question_has_expired(
+    store: Store, visitor: Browser, ada: User
+) -> None:
+    ask(store)
+    token = resolve(link(store, ada)).kwargs["token"]
+    named = signing.loads(token, salt="helix_store.answering")[:7]
+    older = reverse("helix_store:answer", args=[signing.dumps(named, salt="helix_store.answering")])
+    assert refusals(visitor, older) == {(410, "This link has expired. Ask for a new one.")}
 
 
 def test_the_link_ends(store: Store, visitor: Browser, ada: User) -> None:
@@ -138,13 +251,9 @@ def test_two_approvals_need_two_people(store: Store, visitor: Browser, ada: User
     url = link(store, ada)
     assert "0 of 2 approvals" in visitor.open(url).text
     assert send(visitor, url, answer="approve").status == 200
-    page = visitor.open(url)
-    assert "1 of 2 approvals" in page.text
-    assert "You have approved it" in page.text
-    assert 'value="approve"' not in page.html
-    assert send(visitor, url, answer="approve").status == 409
     assert outcome(store) is None
     bob = visitor.sign_in()
+    assert "1 of 2 approvals" in visitor.open(link(store, bob)).text
     assert send(visitor, link(store, bob), answer="approve").status == 200
     assert outcome(store) is True
 

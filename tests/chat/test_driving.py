@@ -1080,7 +1080,7 @@ def test_a_budget_stops_a_thread_until_it_is_raised(chatting: Make) -> None:
         assert (end["type"], end["code"]) == ("RUN_ERROR", "budget_exceeded")
         end = async_to_sync(site.events)("GET", "agui/t/")[-1]
         assert (end["type"], end["code"]) == ("RUN_ERROR", "budget_exceeded")
-    of_site = {"using": site.database.alias, "tenant": site.database.tenant}
+    of_site: dict[str, Any] = {"using": site.database.alias, "tenant": site.database.tenant}
     assert announce_due_posts(**of_site) == 1
     budgets.set_budget("small", **budget, limit_tokens=100)
     site.runs.clear()

@@ -147,9 +147,9 @@ def test_an_unknown_effect_is_announced_after_the_run_has_ended(
     def drive() -> None:
         with own_world.turn(session) as turn:
             opener: Any = turn if opens == "turn" else session
-            caught = EffectUnknown if ending != "raised" else ()
+            caught: list[type[Exception]] = [EffectUnknown] if ending != "raised" else []
             for _ in range(2):
-                with contextlib.suppress(caught), opener.effect("pay"):
+                with contextlib.suppress(*caught), opener.effect("pay"):
                     pytest.fail("the block ran")
             if ending.endswith("error"):
                 raise ZeroDivisionError

@@ -145,7 +145,7 @@ def open_calls(store: Store, state: SessionState) -> dict[str, dict[str, Any]]:
         return {}
     if not calls.claimed:
         return calls.unanswered
-    _, still_open = calls_of(Database(store.alias, store.tenant), state.session_id)
+    still_open = calls_of(Database(store.alias, store.tenant), state.session_id).open
     forged = {key: current_call(call) for key, call in calls.claimed.items() if key in still_open}
     return calls.unanswered | forged
 
