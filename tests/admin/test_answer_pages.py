@@ -13,9 +13,7 @@ from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.contrib.messages import get_messages
 from django.core import signing
-from django.db import connections
 from django.test import Client, override_settings
-from django.test.utils import CaptureQueriesContext
 from django.urls import resolve, reverse
 from django.utils import translation
 
