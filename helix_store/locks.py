@@ -7,7 +7,7 @@ and skip a lock row that another transaction has locked. The row is locked ``FOR
 with the share lock of guarded writes (`NEWEST_TOKEN`). A holder's refresh and release do not conflict with
 it. Every condition of a write is on the lock's own row: PostgreSQL checks the condition again after a wait.
 
-Parameters are named: ``tenant``, ``name``, and some of ``owner``, ``token``, ``ttl_ms`` and ``key``.
+Parameters are named: ``tenant``, ``name``, and some of ``owner``, ``term_id``, ``ttl_ms`` and ``key``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import logging
 import os
 import random
+import secrets
 import socket
 import threading
 import time
@@ -27,7 +28,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from django.db import connections
 
@@ -39,8 +40,8 @@ from helix_store.core.moments import as_utc
 from helix_store.core.types import Duration, LockInfo
 from helix_store.core.validation import Guard, milliseconds
 from helix_store.engine.async_twins import async_twin
-from helix_store.engine.database import Call, Database, DatabaseOperations
-from helix_store.engine.memory import MemoryRows, MemoryWorld
+from helix_store.engine.database import Call, Database, DatabaseOperations, UncommittedWrite, new_call_id
+from helix_store.engine.memory import MemoryRows, MemoryTransaction, MemoryWorld
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table
 from helix_store.exceptions import HelixStoreError, LockLostError, StoreBusy
 from helix_store.models import Lock as LockRow
@@ -52,6 +53,8 @@ ttl_milliseconds: Final = partial(milliseconds, minimum=1, maximum=MAX_TTL_MS)
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LONGEST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_HOST_NAME: Final = 150
+_LONGEST_GAP: Final = 2**31
+"""Four billion claims on one row fit into a ``bigint``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,18 @@ class Term:
     fencing_token: int
     expires_at: datetime | str
     """In the form that the database returns, for `core.moments.as_utc`."""
+    id: str
+    """The random id of the call that has begun the term. A rollback takes a token back, so that the next term
+    gets the same one. No other term has this id.
+    """
+
+
+def claim_gap() -> int:
+    """Return the distance between the tokens of two claims on a row that has no column for the id of a call.
+
+    A rollback takes a token back. With a random distance, the next claim does not get it again.
+    """
+    return 1 + secrets.randbelow(_LONGEST_GAP)
 
 
 def process_owner(nonce: str) -> str:
@@ -85,7 +100,7 @@ _ROW: Final = "tenant = %(tenant)s AND name = %(name)s"
 _IS_FREE: Final = "(expires_at IS NULL OR expires_at <= {now})"
 _IS_HELD: Final = "expires_at > {now}"
 _IS_NEW: Final = f"NOT EXISTS (SELECT 1 FROM {_TABLE} WHERE {_ROW})"
-_OWN_TERM: Final = f"{_ROW} AND owner = %(owner)s AND token = %(token)s AND {_IS_HELD}"
+_OWN_TERM: Final = f"{_ROW} AND call_id = %(term_id)s AND {_IS_HELD}"
 
 _SESSION: Final = f"""
     SELECT 1 FROM {table(Session)} WHERE tenant = (SELECT %(tenant)s) AND session_id = %(name)s"""
@@ -268,14 +283,14 @@ class DatabaseLocks(DatabaseOperations):
             recorded = {**parameters, "call_id": call.id}
             for statement in statements:
                 for token, expires_at in call.write(statement, recorded):
-                    return Term(token, expires_at)
+                    return Term(token, expires_at, call.id)
             return None
 
         def begin_again(call: Call) -> Term | None:
             if self.db.is_postgresql:
                 self.db.execute(WAIT_FOR_CONTENDERS, {"key": parameters["key"]})
             for token, expires_at in self.db.execute(BEGUN, {**parameters, "call_id": call.id}):
-                return Term(token, expires_at)
+                return Term(token, expires_at, call.id)
             return begin(alone, call)
 
         return self.db.committed_once(
@@ -284,9 +299,9 @@ class DatabaseLocks(DatabaseOperations):
             operation_id=lambda: name,
         )
 
-    def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
+    def refresh(self, name: str, term: Term, *, ttl_ms: int) -> datetime | None:
         """Restart the TTL and return the new end of the term, or ``None`` if the term is over."""
-        parameters = {**self._row(name), "owner": owner, "token": fencing_token, "ttl_ms": ttl_ms}
+        parameters = {**self._row(name), "term_id": term.id, "ttl_ms": ttl_ms}
 
         def refresh(call: Call) -> datetime | None:
             rows = call.write(REFRESH, parameters)
@@ -294,9 +309,9 @@ class DatabaseLocks(DatabaseOperations):
 
         return self.db.committed_once(refresh, refresh, operation_id=lambda: name)
 
-    def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
+    def release(self, name: str, term: Term) -> bool:
         """End this term; return ``False`` if it is already over."""
-        parameters = {**self._row(name), "owner": owner, "token": fencing_token}
+        parameters = {**self._row(name), "term_id": term.id}
 
         def release(call: Call) -> bool:
             return bool(call.write(RELEASE, {**parameters, "call_id": call.id}))
@@ -310,6 +325,9 @@ class DatabaseLocks(DatabaseOperations):
         """End the current term and fence out its holder; return ``False`` if the name is not held."""
         # This needs a transaction, because no stored value shows who ended a term.
         return bool(self.db.transaction(lambda: self.db.execute(FORCE_RELEASE, self._row(name))))
+
+    def uncommitted_write(self) -> UncommittedWrite | None:
+        return self.db.uncommitted_write()
 
     def is_locked(self, name: str) -> bool:
         return bool(self.db.read(IS_LOCKED, self._row(name)))
@@ -353,12 +371,14 @@ class StoredLock:
     expires_at: datetime
     deadline: float
     """The end of the term on the monotonic clock, which decides; ``expires_at`` is only reported."""
+    term_id: str
 
     @classmethod
-    def until(cls, owner: str, token: int, ttl_ms: int) -> Self:
-        """Return a term that begins now."""
+    def until(cls, owner: str, token: int, ttl_ms: int, *, term_id: str | None = None) -> Self:
+        """Return a term that begins now, by default a new one."""
         expires_at = moments.now() + timedelta(milliseconds=ttl_ms)
-        return cls(owner, token, expires_at, time.monotonic() + ttl_ms / 1000)
+        deadline = time.monotonic() + ttl_ms / 1000
+        return cls(owner, token, expires_at, deadline, new_call_id() if term_id is None else term_id)
 
     @property
     def lasts(self) -> bool:
@@ -392,6 +412,7 @@ class MemoryLocks:
 
     def __init__(self, world: MemoryWorld, tenant: str) -> None:
         self.identity: Final = id(world), tenant
+        self._world = world
         self._lock = world.lock
         self._stored = world.table(LockTable, tenant)
 
@@ -407,20 +428,23 @@ class MemoryLocks:
             newest = self._stored.get(name)
             token = 1 if newest is None else newest.token + 1
             lock = self._stored[name] = StoredLock.until(owner, token, ttl_ms)
-        return Term(lock.token, lock.expires_at)
+        return Term(lock.token, lock.expires_at, lock.term_id)
 
-    def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
+    def refresh(self, name: str, term: Term, *, ttl_ms: int) -> datetime | None:
         with self._lock:
-            if not self._is_own_term(name, owner, fencing_token):
+            held = self._own_term(name, term)
+            if held is None:
                 return None
-            lock = self._stored[name] = StoredLock.until(owner, fencing_token, ttl_ms)
+            lock = StoredLock.until(held.owner, held.token, ttl_ms, term_id=held.term_id)
+            self._stored[name] = lock
         return lock.expires_at
 
-    def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
+    def release(self, name: str, term: Term) -> bool:
         with self._lock:
-            if not self._is_own_term(name, owner, fencing_token):
+            held = self._own_term(name, term)
+            if held is None:
                 return False
-            self._stored[name] = self._stored[name].ended()
+            self._stored[name] = held.ended()
         return True
 
     def force_release(self, name: str) -> bool:
@@ -444,9 +468,13 @@ class MemoryLocks:
             if lock.lasts
         ]
 
-    def _is_own_term(self, name: str, owner: str, fencing_token: int) -> bool:
+    def uncommitted_write(self) -> MemoryTransaction | None:
+        return self._world.open_transaction
+
+    def _own_term(self, name: str, term: Term) -> StoredLock | None:
+        """Return the stored form of a term, or ``None`` if the term is over."""
         lock = self._stored.get(name)
-        return lock is not None and lock.lasts and (lock.owner, lock.token) == (owner, fencing_token)
+        return lock if lock is not None and lock.lasts and lock.term_id == term.id else None
 
 
 class NoOpLocks:
@@ -463,15 +491,18 @@ class NoOpLocks:
         with self._mutex:
             # Microseconds since 1970, in all managers of this process.
             token = NoOpLocks._newest_token = max(NoOpLocks._newest_token + 1, time.time_ns() // 1000)
-        return Term(token, moments.now() + timedelta(milliseconds=ttl_ms))
+        return Term(token, moments.now() + timedelta(milliseconds=ttl_ms), str(token))
 
     take_over = acquire
 
-    def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime:
+    def refresh(self, name: str, term: Term, *, ttl_ms: int) -> datetime:
         return moments.now() + timedelta(milliseconds=ttl_ms)
 
-    def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
+    def release(self, name: str, term: Term) -> bool:
         return True
+
+    def uncommitted_write(self) -> None:
+        return None
 
     def force_release(self, name: str) -> bool:
         return True
@@ -685,6 +716,14 @@ def trust_ends(requested_at: float, ttl_ms: int) -> float:
     return requested_at + _TRUSTED_PART * ttl_ms / 1000
 
 
+class _Window(NamedTuple):
+    """A trust window."""
+
+    ends: float
+    request: UncommittedWrite | MemoryTransaction | None
+    """The request that the window began with, if its transaction was still open."""
+
+
 class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     """An acquired lock; leaving it as a context manager releases it.
 
@@ -703,13 +742,17 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         self, backend: LockBackend, name: str, owner: str, term: Term, *, ttl_ms: int, requested_at: float
     ) -> None:
         self._backend = backend
+        self._term = term
         self.name: Final = name
         self.owner: Final = owner
         self.fencing_token: Final = term.fencing_token
         self._expires_at = term.expires_at
         self.ttl_ms = ttl_ms
         """The TTL of the last successful request, in milliseconds."""
-        self._trusted_until = trust_ends(requested_at, ttl_ms)
+        # The newest window comes last. Those before it apply if the caller rolls its request back.
+        self._windows: tuple[_Window, ...] = (
+            _Window(trust_ends(requested_at, ttl_ms), backend.uncommitted_write()),
+        )
         self._changes = 0
         self._mutex = threading.Lock()
         self._keep_alive: KeepAlive | None = None
@@ -725,33 +768,41 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     def is_trusted(self) -> bool:
         """Return whether the term is certain to be active, without querying the database. It is true until
         nine tenths of the TTL have passed on this process's monotonic clock since the last successful request
-        was sent. It is always false after `release` or a `LockLostError`.
+        was sent. A request that the caller's transaction has rolled back does not count. It is always false
+        after `release` or a `LockLostError`, and after the acquisition was rolled back.
         """
-        return time.monotonic() < self._trusted_until
+        return time.monotonic() < self._trust_ends()
+
+    def _trust_ends(self) -> float:
+        for window in reversed(self._windows):
+            if window.request is None or not window.request.is_lost:
+                return window.ends
+        return _NEVER
 
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
         """Restart the TTL, or start a different one, and return the new end of the term.
 
-        One statement, which joins the caller's transaction. Preferably call this outside of a transaction,
-        because a rollback undoes the new end but not the trust window. Raises `LockLostError` if the term was
-        released, has expired or was taken over. Safe to repeat.
+        One statement, which joins the caller's transaction: a rollback undoes the new end, and trust ends as
+        if you had not called this. Raises `LockLostError` if the term was released, has expired, was taken
+        over, or was acquired in a transaction that was rolled back. Safe to repeat.
         """
         ttl_ms = self.ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         changes, requested_at = self._changes, time.monotonic()
-        expires_at = self._backend.refresh(
-            self.name, owner=self.owner, fencing_token=self.fencing_token, ttl_ms=ttl_ms
-        )
+        expires_at = self._backend.refresh(self.name, self._term, ttl_ms=ttl_ms)
         if expires_at is None:
             self._end_trust()
             raise LockLostError(name=self.name, fencing_token=self.fencing_token)
+        request = self._backend.uncommitted_write()
         with self._mutex:
-            trusted_until = trust_ends(requested_at, ttl_ms)
+            ends = trust_ends(requested_at, ttl_ms)
             if self._changes != changes:
                 # Another request was answered in the meantime. The order in which the database ran them is
                 # unknown.
-                trusted_until = min(trusted_until, self._trusted_until)
+                ends = min(ends, self._trust_ends())
             self._changes += 1
-            self._trusted_until = trusted_until
+            # A window that has ended is of no use. A refresh that is committed confirms the acquisition.
+            earlier = [] if request is None else [each for each in self._windows if each.ends > requested_at]
+            self._windows = (*earlier, _Window(ends, request))
             self._expires_at = expires_at
             self.ttl_ms = ttl_ms
         return expires_at
@@ -765,7 +816,7 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         if self._keep_alive is not None:
             self._keep_alive.stop()
         self._end_trust()
-        return self._backend.release(self.name, owner=self.owner, fencing_token=self.fencing_token)
+        return self._backend.release(self.name, self._term)
 
     def keep_alive(self) -> KeepAlive:
         """Refresh the lock from a thread until `release` is called or the returned keep-alive is stopped.
@@ -794,7 +845,7 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     def _end_trust(self) -> None:
         with self._mutex:
             self._changes += 1
-            self._trusted_until = _NEVER
+            self._windows = ()
 
 
 class DatabaseLockManager(LockManagerBase):

@@ -39,7 +39,7 @@ from helix_store.exceptions import (
     LockLostError,
     SessionNotFound,
 )
-from helix_store.locks import StoredLock, ttl_milliseconds
+from helix_store.locks import StoredLock, claim_gap, ttl_milliseconds
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.sessions.heads import delete_tree, lock_or_insert_session
 from helix_store.sessions.locking import lock_session, lock_sessions, sessions_with_ids
@@ -223,7 +223,7 @@ def _update(assignments: str, condition: str, returning: str) -> Statement:
 
 def _claim(snapshot: str) -> Statement:
     return _update(
-        "claim_owner = %(owner)s, claim_token = COALESCE(claim_token, 0) + 1, claim_expires_at = {end}",
+        "claim_owner = %(owner)s, claim_token = COALESCE(claim_token, 0) + %(gap)s, claim_expires_at = {end}",
         f"{snapshot} AND {_IS_FREE}",
         "checkpoint_id, claim_token, claim_expires_at, payload",
     )
@@ -370,7 +370,7 @@ class DatabaseSnapshots(DatabaseOperations):
         rows = self._in_locked_thread(
             thread_id,
             CLAIM_NEWEST if checkpoint_id is None else CLAIM_ONE,
-            {"checkpoint_id": checkpoint_id, "owner": owner, "ttl_ms": ttl_ms},
+            {"checkpoint_id": checkpoint_id, "owner": owner, "ttl_ms": ttl_ms, "gap": claim_gap()},
         )
         for claimed_id, token, expires_at, payload in rows:
             return ClaimTerm(
@@ -505,7 +505,7 @@ class MemorySnapshots:
             if stored is None or stored.is_done or stored.is_held:
                 return None
             snapshot = decode_object(stored.text)
-            token = 1 if stored.claim is None else stored.claim.token + 1
+            token = (0 if stored.claim is None else stored.claim.token) + claim_gap()
             claim = StoredLock.until(owner, token, ttl_ms)
             draft.snapshots[stored.meta.id] = replace(stored, claim=claim)
             return ClaimTerm(

@@ -92,7 +92,16 @@ from helix_store.exceptions import (
 if TYPE_CHECKING:
     from helix_store.engine.postgres import WatchedTransaction
 
-__all__ = ["Call", "Database", "DatabaseOperations", "Parameters", "Rows", "reads", "writes"]
+__all__ = [
+    "Call",
+    "Database",
+    "DatabaseOperations",
+    "Parameters",
+    "Rows",
+    "UncommittedWrite",
+    "reads",
+    "writes",
+]
 
 
 @functools.cache
@@ -236,6 +245,35 @@ class Call(NamedTuple):
             raise
         finally:
             release_unless_kept(connection)
+
+
+@dataclass(eq=False, slots=True)
+class UncommittedWrite:
+    """A write in an open transaction of ``connection``."""
+
+    connection: BaseDatabaseWrapper
+    is_committed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.connection.in_atomic_block:
+            transaction.on_commit(self.commit, using=self.connection.alias, robust=True)
+        # With autocommit off, Django has no hooks: only the store knows the outcome.
+
+    def commit(self) -> None:
+        self.is_committed = True
+
+    @property
+    def is_open(self) -> bool:
+        """True if the write's transaction is still open and no savepoint around the write was rolled back.
+
+        Django drops the hooks of a savepoint that is rolled back, and all hooks when COMMIT fails.
+        """
+        return any(entry[1] == self.commit for entry in self.connection.run_on_commit)
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the write was rolled back, or if nothing shows whether its COMMIT was executed."""
+        return not (self.is_committed or self.is_open)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +439,11 @@ class Database:
         else:
             # Outside a block, on_commit() would open a connection only to check its autocommit mode.
             call(alias)
+
+    def uncommitted_write(self) -> UncommittedWrite | None:
+        """Return a record of a write that was just made, if it is part of an ``atomic()`` block."""
+        connection = connections[self.alias]
+        return UncommittedWrite(connection) if connection.in_atomic_block else None
 
     @property
     def has_row_locks(self) -> bool:

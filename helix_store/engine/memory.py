@@ -53,6 +53,11 @@ class MemoryTransaction:
             return self._outer is not None and self._outer.is_open
         return self._is_kept is None
 
+    @property
+    def is_lost(self) -> bool:
+        """True if it, or a transaction around it, was rolled back."""
+        return not (self.is_committed or self.is_open)
+
 
 V = TypeVar("V")
 

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self
 
 from django.db import transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.budgets import Amounts, DatabaseBudgetStore, InMemoryBudgetStore
@@ -24,8 +23,8 @@ from helix_store.core.types import Duration, Run, SessionPage, SessionState, Sta
 from helix_store.core.usage import Dollars
 from helix_store.core.validation import Guard
 from helix_store.engine.async_twins import BothContexts, async_twin
-from helix_store.engine.database import Call, Database
-from helix_store.engine.memory import MemoryWorld
+from helix_store.engine.database import Call, Database, UncommittedWrite
+from helix_store.engine.memory import MemoryTransaction, MemoryWorld
 from helix_store.engine.threads import release
 from helix_store.exceptions import ConflictError, NotSupportedOnBackend, OutsideTransaction
 from helix_store.items import ITEMS_AGENT_TYPE, ItemLog
@@ -69,7 +68,7 @@ from helix_store.sessions.waiting import DatabaseWaiting
 from helix_store.signals import announce, effect_unknown, session_waiting
 from helix_store.stores.conditions import MemoryConditions, StuckSession, find_stuck
 from helix_store.stores.effect import OpenEffect
-from helix_store.stores.session import HasStoreSet, SessionHandleBase, StoreSet, UncommittedWrite
+from helix_store.stores.session import HasStoreSet, SessionHandleBase, StoreSet
 from helix_store.stores.step import Step
 from helix_store.stores.turn import Turn
 from helix_store.streams.manager import DatabaseStreamManager, InMemoryStreamManager
@@ -310,25 +309,6 @@ class StoreTransaction(BothContexts):
         return await super().__aenter__()
 
 
-class _DatabaseWrite:
-    """A write in an open transaction of a connection."""
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self._connection = connection
-        self.is_committed = False
-        if connection.in_atomic_block:
-            transaction.on_commit(self._commit, using=connection.alias, robust=True)
-        # With autocommit off, Django has no hooks: only the store knows the outcome.
-
-    def _commit(self) -> None:
-        self.is_committed = True
-
-    @property
-    def is_open(self) -> bool:
-        # Django drops the hooks of a savepoint that is rolled back, and all hooks when COMMIT fails.
-        return any(entry[1] == self._commit for entry in self._connection.run_on_commit)
-
-
 class DatabaseStateStore(OpensSessions, StateStoreBase):
     """Durable agent sessions in a Django database.
 
@@ -459,7 +439,7 @@ class Store(StoreBase):
 
     def uncommitted_write(self) -> UncommittedWrite | None:
         db = self.sessions._db
-        return _DatabaseWrite(db.connection) if db.in_transaction else None
+        return UncommittedWrite(db.connection) if db.in_transaction else None
 
     def announce_unknown(self, session_id: str, effect_id: str) -> None:
         announce(self.sessions._db, session_id, [effect_unknown], effect_id=effect_id)
@@ -627,7 +607,7 @@ class InMemoryStore(StoreBase):
     def in_callers_transaction(self) -> bool:
         return self.world.open_transaction is not None
 
-    def uncommitted_write(self) -> UncommittedWrite | None:
+    def uncommitted_write(self) -> MemoryTransaction | None:
         return self.world.open_transaction
 
     def announce_unknown(self, session_id: str, effect_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,6 +25,12 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 def snapshot(number: int = 0) -> dict[str, Any]:
     return {"version": 1, "number": number}
+
+
+def transaction_of(store: Snapshots) -> AbstractContextManager[object]:
+    if isinstance(store, InMemorySnapshotCheckpointer):
+        return store._backend._scope.world.transaction()
+    return transaction.atomic(using=store._backend.db.alias)
 
 
 @pytest.fixture
@@ -82,6 +89,19 @@ class TestClaim:
         assert not first.release()
         with pytest.raises(LockLostError):
             first.refresh()
+        assert second.done()
+
+    def test_rolled_back_is_void_even_if_the_same_owner_claims_again(self, store: Snapshots) -> None:
+        with suppress(KeyError), transaction_of(store):
+            first = store.claim("t", owner="o")
+            raise KeyError
+        assert first is not None
+        second = store.claim("t", owner="o")
+        assert second is not None
+        with pytest.raises(LockLostError):
+            first.refresh()
+        assert not first.done()
+        assert not first.release()
         assert second.done()
 
     def test_a_new_snapshot_can_be_claimed_while_an_older_one_is_being_resumed(

@@ -61,7 +61,7 @@ def test_a_release_is_known_by_its_call(locks: DatabaseLocks) -> None:
     assert term is not None
     acquired = call_id(locks)
     assert rows(locks, sql.WAS_RELEASED, acquired) == []
-    assert locks.release("name", owner="worker", fencing_token=term.fencing_token)
+    assert locks.release("name", term)
     released = call_id(locks)
     assert rows(locks, sql.BEGUN, acquired) == []
     assert rows(locks, sql.WAS_RELEASED, released) != []

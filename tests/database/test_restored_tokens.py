@@ -1,4 +1,4 @@
-"""A database that was restored from a backup gives out tokens again: the owner tells the holders apart."""
+"""A database that was restored from a backup gives out tokens again: the holders differ in something else."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from tests.databases import CommittedDatabase
 
 
 def test_a_lock_is_not_refreshed_by_a_holder_from_before(committed_db: CommittedDatabase) -> None:
-    lock = DatabaseLockManager(committed_db.alias, tenant=committed_db.tenant).acquire("name", owner="before")
-    assert lock is not None
-    locks = Lock.objects.using(committed_db.alias).filter(tenant=committed_db.tenant)
-    assert locks.update(owner="after") == 1
+    locks = DatabaseLockManager(committed_db.alias, tenant=committed_db.tenant)
+    before = locks.acquire("name", owner="worker")
+    assert before is not None
+    assert Lock.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).delete()[0] == 1
+    after = locks.acquire("name", owner="worker")
+    assert after is not None
+    assert after.fencing_token == before.fencing_token
     with pytest.raises(LockLostError):
-        lock.refresh()
+        before.refresh()
+    assert not before.release()
+    assert after.refresh() == after.expires_at
 
 
 def test_a_claim_is_not_refreshed_by_a_holder_from_before(committed_db: CommittedDatabase) -> None:

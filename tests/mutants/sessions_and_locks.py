@@ -43,6 +43,7 @@ _LOCKS: Final = locks(
 )
 _LOST_LOCKS: Final = ("tests/database/test_lost_locks.py",)
 _RESTORED: Final = ("tests/database/test_restored_tokens.py",)
+_ROLLED_BACK: Final = ("tests/concurrency/test_rolled_back_terms.py",)
 _STREAMS: Final = streams(
     "is_over_or_paused",
     "whose_writer_died",
@@ -121,25 +122,19 @@ SESSIONS_AND_LOCKS: Final = (
         "expires_at = NULL, token = token",
         _LOCKS,
     ),
-    Mutant(
-        "fence", _LOCK_SQL, "token = %(token)s AND {_IS_HELD}", "token >= %(token)s AND {_IS_HELD}", _LOCKS
-    ),
-    Mutant(
-        "fence",
-        _LOCK_SQL,
-        "owner = %(owner)s AND token = %(token)s AND {_IS_HELD}",
-        "token = %(token)s AND {_IS_HELD}",
-        _RESTORED,
-    ),
+    Mutant("fence", _LOCK_SQL, " AND call_id = %(term_id)s AND {_IS_HELD}", " AND {_IS_HELD}", _LOCKS),
+    Mutant("fence", _LOCK_SQL, "call_id = %(term_id)s AND {_IS_HELD}", "call_id = %(term_id)s", _LOCKS),
+    Mutant("fence", _LOCK_SQL, "lock.lasts and lock.term_id == term.id", "lock.lasts", _ROLLED_BACK),
+    Mutant("fence", _LOCK_SQL, "not window.request.is_lost", "True", _ROLLED_BACK),
     Mutant("fence", _LOCK_SQL, " AND call_id = %(call_id)s AND {_IS_HELD}", "AND {_IS_HELD}", _LOST_LOCKS),
     Mutant("fence", _LOCK_SQL, "call_id = %(call_id)s AND {_IS_HELD}", "call_id = %(call_id)s", _LOST_LOCKS),
     Mutant("fence", _LOCK_SQL, " AND call_id = %(call_id)s AND expires_at", " AND expires_at", _LOST_LOCKS),
     Mutant("fence", _LOCK_SQL, "call_id = %(call_id)s AND expires_at IS NULL", "true", _LOST_LOCKS),
     Mutant("fence", _SNAPSHOT_SQL, " AND claim_token = %(token)s", "", _CLAIMS),
     Mutant("fence", _SNAPSHOT_SQL, " AND claim_owner = %(owner)s", "", _RESTORED),
-    Mutant("fence", _SNAPSHOT_SQL, "COALESCE(claim_token, 0) + 1", "1", _CLAIMS),
+    Mutant("fence", _SNAPSHOT_SQL, "COALESCE(claim_token, 0) + %(gap)s", "1", _CLAIMS),
     Mutant("fence", _OPENAI_SQL, "{_ONE} AND claim_token = %(token)s", "{_ONE}", _RUN_STATES),
-    Mutant("fence", _OPENAI_SQL, "claim_token = claim_token + 1", "claim_token = 1", _RUN_STATES),
+    Mutant("fence", _OPENAI_SQL, "claim_token = claim_token + %(gap)s", "claim_token = 1", _RUN_STATES),
     # --- Statuses
     Mutant("status", _SESSIONS, "AND status = ANY(%(expected)s)", "", _STATUSES),
     Mutant("status", _SESSIONS, "AND coalesce(completion_reason, '') <> '{SUPERSEDED}'", "", _RUNS),

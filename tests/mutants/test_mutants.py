@@ -17,7 +17,7 @@ from tests.mutants.table import MUTANTS
 _PREDICATE: Final = re.compile(
     r"""
     version\ =\ %\(expected_version\)s | \btoken\ [<>]?=?\ %\(\w*token\)s | token\ >\ %
-    | token\ =\ token\ \+\ 1 | COALESCE\(claim_token,\ 0\)\ \+\ 1
+    | token\ =\ token\ \+\ 1 | COALESCE\(claim_token,\ 0\)\ \+\ %\(gap\)s
     | status\ =\ 'active'(?!,) | status\ =\ ANY | <>\ '\{SUPERSEDED\}'
     | (?:WHERE|AND|OR|\(|^|")\ ?\w*(?:expires_at|deadline)\ (?:>|<=)
     | (?:resumed_at|claim_done_at)\ IS\ NULL\ AND

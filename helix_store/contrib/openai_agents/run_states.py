@@ -26,7 +26,7 @@ from helix_store.exceptions import (
     LockLostError,
     SessionNotFound,
 )
-from helix_store.locks import ttl_milliseconds
+from helix_store.locks import claim_gap, ttl_milliseconds
 from helix_store.models import Session
 from helix_store.sessions.statements import SESSION_BY_ID
 
@@ -71,7 +71,7 @@ WAITING: Final = _with_clock(
 )
 CLAIM: Final = _with_clock(
     f"""UPDATE {_STATE}
-        SET claim_owner = %(resumer)s, claim_token = claim_token + 1, claim_expires_at = {{end}}
+        SET claim_owner = %(resumer)s, claim_token = claim_token + %(gap)s, claim_expires_at = {{end}}
         WHERE {_ONE} AND {_IS_WAITING} AND (claim_expires_at IS NULL OR claim_expires_at <= {{now}})
             AND (owner IS NULL OR owner = %(owner)s)
         RETURNING claim_token, claim_expires_at, payload"""
@@ -217,7 +217,7 @@ class RunStateStore:
             "resumer": validation.identifier(resumer, "resumer"),
             "owner": validation.optional_identifier(owner, "owner"),
         }
-        rows = self._write(session_id, state_id, CLAIM, {**names, "ttl_ms": term})
+        rows = self._write(session_id, state_id, CLAIM, {**names, "ttl_ms": term, "gap": claim_gap()})
         for token, expires_at, payload in rows:
             return RunStateClaim(
                 self, session_id, state_id, resumer, token, as_utc(expires_at), _text(payload), term

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from agents import Runner, RunState, set_tracing_disabled
+from django.db import transaction
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import DatabaseStateStore
@@ -136,6 +138,23 @@ def test_a_released_run_can_be_claimed_at_once(store: RunStateStore) -> None:
     assert claim.release()
     assert not claim.done()
     assert store.claim("chat", state_id, resumer="second") is not None
+
+
+def test_a_claim_that_was_rolled_back_is_void_even_if_the_run_is_claimed_again(
+    store: RunStateStore, committed_db: CommittedDatabase
+) -> None:
+    state_id = store.save("chat", "{}")
+    with suppress(KeyError), transaction.atomic(using=committed_db.alias):
+        first = store.claim("chat", state_id, resumer="one")
+        raise KeyError
+    assert first is not None
+    second = store.claim("chat", state_id, resumer="one")
+    assert second is not None
+    with pytest.raises(LockLostError):
+        first.refresh()
+    assert not first.done()
+    assert not first.release()
+    assert second.done()
 
 
 def test_a_claim_of_a_resumed_run_is_neither_refreshed_nor_released(store: RunStateStore) -> None:

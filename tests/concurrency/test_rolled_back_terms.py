@@ -1,0 +1,119 @@
+"""A term that the caller rolls back: the next holder gets its token, but its lock ends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Final
+
+import pytest
+
+from helix_store import InMemoryStore, Lock, LockLostError, Store
+from tests.cells import for_each
+from tests.databases import ALIASES, CommittedDatabase
+
+AnyStore = Store | InMemoryStore
+
+LONG: Final = 60_000
+
+
+class _RolledBack(Exception):
+    """The caller's own error."""
+
+
+@pytest.fixture(params=["memory", *ALIASES])
+def store(request: pytest.FixtureRequest) -> Iterator[AnyStore]:
+    if request.param == "memory":
+        yield InMemoryStore()
+        return
+    database: CommittedDatabase = request.getfixturevalue(f"{request.param}_db")
+    yield Store(database.alias, tenant=database.tenant)
+
+
+@contextmanager
+def rolled_back(store: AnyStore, *, outer: AbstractContextManager[object] | None = None) -> Iterator[None]:
+    """A block that is rolled back, by default a whole transaction."""
+    with outer or nullcontext(), suppress(_RolledBack), store.transaction():
+        yield
+        raise _RolledBack
+
+
+def acquired(store: AnyStore) -> Lock:
+    lock = store.locks.acquire("session", ttl_ms=LONG)
+    assert lock is not None
+    return lock
+
+
+BEGINS: Final[dict[str, Callable[[AnyStore], Lock]]] = {
+    "acquire": acquired,
+    "take_over": lambda store: store.locks.take_over("session", ttl_ms=LONG),
+}
+
+
+@for_each("begin", BEGINS)
+@pytest.mark.parametrize("in_savepoint", [False, True])
+def test_a_rolled_back_lock_ends_no_term_of_the_next_holder(
+    store: AnyStore, begin: str, in_savepoint: bool
+) -> None:
+    with rolled_back(store, outer=store.transaction() if in_savepoint else None):
+        former = BEGINS[begin](store)
+        assert former.is_trusted()
+    assert not former.is_trusted()
+    # The same manager, so the same owner.
+    holder = acquired(store)
+    assert (holder.owner, holder.fencing_token) == (former.owner, former.fencing_token)
+    with pytest.raises(LockLostError):
+        former.refresh()
+    assert not former.release()
+    assert not former.is_trusted()
+    assert holder.is_trusted()
+    assert holder.refresh() == holder.expires_at
+    assert store.locks.is_locked("session")
+    assert holder.release()
+
+
+@pytest.mark.parametrize("in_savepoint", [False, True])
+def test_a_committed_lock_is_trusted(store: AnyStore, in_savepoint: bool) -> None:
+    with store.transaction(), store.transaction() if in_savepoint else nullcontext():
+        lock = acquired(store)
+        assert lock.is_trusted()
+    assert lock.is_trusted()
+    assert lock.refresh() == lock.expires_at
+    assert lock.release()
+    assert not lock.is_trusted()
+
+
+def test_a_savepoint_that_is_rolled_back_later_leaves_an_older_term_alone(store: AnyStore) -> None:
+    with store.transaction():
+        lock = acquired(store)
+        with rolled_back(store):
+            assert lock.is_trusted()
+        assert lock.is_trusted()
+    assert lock.is_trusted()
+
+
+def test_a_rolled_back_refresh_does_not_extend_trust(store: AnyStore) -> None:
+    lock = store.locks.acquire("session", ttl_ms=200)
+    assert lock is not None
+    with rolled_back(store):
+        lock.refresh(LONG)
+        assert lock.is_trusted()
+    is_held = True
+    while is_held:
+        # Check in this order, because a lock that is free now may be held later.
+        is_held = store.locks.is_locked("session")
+        assert is_held or not lock.is_trusted()
+
+
+def test_a_turn_whose_lock_was_rolled_back_writes_nothing(store: AnyStore) -> None:
+    session = store.new_session("session", agent_type="agent")
+    turn = session.turn(ttl=LONG)
+    with rolled_back(store):
+        turn.__enter__()
+    holder = acquired(store)
+    assert holder.fencing_token == turn.fencing_token
+    with pytest.raises(LockLostError) as lost, turn.step():
+        pass
+    turn.__exit__(lost.type, lost.value, lost.tb)
+    assert holder.refresh()
+    assert session.load().step_count == 0
