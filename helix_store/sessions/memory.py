@@ -456,6 +456,7 @@ class MemorySteps(MemoryOperations):
             if step.staged:
                 step.require_staged(staged)
             self._scope.check_guard(draft, step.guard)
+            step.check_refusal()
             return _apply(draft, step, staged)
 
 

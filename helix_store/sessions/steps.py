@@ -186,6 +186,8 @@ class StepWrite:
     record: Callable[[StepCommit | None], object] | None = None
     opened: Sequence[str] = ()
     """The ids of the calls that the step opens."""
+    refusal: HelixStoreError | None = None
+    """The error to raise unless an earlier step with the same operation id is found."""
     receives: bool = False
     """True if the commit receives due posts, if the store supports posts."""
     continued: SessionState | None = None
@@ -298,6 +300,11 @@ class StepWrite:
         step_count = self.info.step_count
         encoded = encode_state(self.continued, self.limits, self.session_id, step_count=step_count)
         return self.continued, encoded
+
+    def check_refusal(self) -> None:
+        """Raise the error of a step that was only to be looked up."""
+        if self.refusal is not None:
+            raise self.refusal
 
     def require_staged(self, stored: Iterable[StagedChanges]) -> None:
         """Raise `ConflictError` unless all changes that the step staged itself are stored unchanged."""
@@ -575,6 +582,7 @@ class DatabaseSteps(DatabaseOperations):
             # This comes before the guard: another worker may have staged the changes and made the step stale.
             step.require_staged(staged)
         check_guard(self.db, head, step.guard)
+        step.check_refusal()
         if step.run_id is not None and not run_exists:
             raise RunNotFound(step.run_id)
         state, encoded = step.stored_state(has_due_posts=has_due_posts)

@@ -230,6 +230,8 @@ class ThirdPartyStore(StoreSet):
 
         If this process removes them, nobody else has removed them in the meantime.
         """
+        # Only the calls of the contract are made, and none of them looks up an operation alone.
+        step.check_refusal()
         store, session_id, step_id = self.sessions, step.session_id, step.info.step_id
         state = step.state
         staged = store.get_staged_changes(session_id, step_id)

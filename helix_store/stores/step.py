@@ -225,6 +225,10 @@ class _Phase(Enum):
     OVER = auto()
 
 
+def _ends_twice() -> ConflictError:
+    return ConflictError("A step can finish, fail, wait or end its turn, but only one of these and once.")
+
+
 class Step(NotCopied, BothContexts):
     """One step of a session. Entering it loads the state; leaving it commits the whole step, or nothing.
 
@@ -268,6 +272,11 @@ class Step(NotCopied, BothContexts):
         self._staged_in_block: dict[str, UncommittedWrite] = {}
         """The changes that were staged in a transaction of the caller."""
         self._asked: dict[str, dict[str, Any]] = {}
+        self._ended: list[Any] | None = None
+        """How the block has ended the session: the status, and the reason of a failure."""
+        self._had_ended = False
+        self._refusal: ConflictError | None = None
+        """The error of a call for which the loaded state is too late, unless the step is a repeat."""
         self._used: dict[str, tuple[int, ApprovedCall]] = {}
         self._earlier_output: Any = UNSET
         self._ends_turn = False
@@ -310,6 +319,7 @@ class Step(NotCopied, BothContexts):
             self.number = next_step_count(state)
             self._id = self._id or default_step_id(state)
             self._state, self._version = state, state.version
+            self._had_ended = state.status in TERMINAL_STATUSES
             if opened.has_staged:
                 # A worker that died in this step may have staged these changes.
                 self.session.store.discard_staging(self.session.id, self._id)
@@ -398,7 +408,10 @@ class Step(NotCopied, BothContexts):
             self.session._stores.require_permissions(entries)
             asked = {**self._asked, **entries}
             # An invalid call fails in the line that makes it, and not at the end of the block.
-            self._ask(copy.copy(self.state), asked)
+            try:
+                self._ask(copy.copy(self.state), asked)
+            except ConflictError as conflict:
+                self._refuse(conflict)
             root_id = other_root(self.state)
             root = None if root_id is None else self.session.store.load_state(root_id)
             if root is not None:
@@ -473,6 +486,7 @@ class Step(NotCopied, BothContexts):
         """
         with self._working("finish"):
             self._require_going_on(finishing=True)
+            self._ended = [SessionStatus.COMPLETED.value]
             self._earlier_output = self.state.output
             self.state.status = SessionStatus.COMPLETED
             self.state.output = output
@@ -483,6 +497,7 @@ class Step(NotCopied, BothContexts):
             validation.failure_reason(reason, "reason")
         with self._working("fail"):
             self._require_going_on(finishing=True)
+            self._ended = [SessionStatus.FAILED.value, reason]
             self.state.status = SessionStatus.FAILED
             self.state.failure_reason = reason
 
@@ -516,10 +531,25 @@ class Step(NotCopied, BothContexts):
 
     def _require_going_on(self, *, finishing: bool = False) -> None:
         """Raise `ConflictError` if a step both ends and waits, or ends twice."""
-        if self.state.status in TERMINAL_STATUSES or self._ends_turn or (finishing and self._asked):
-            raise ConflictError(
-                "A step can finish, fail, wait or end its turn, but only one of these and once."
-            )
+        has_ended = self.state.status in TERMINAL_STATUSES
+        if (
+            self._ended
+            or self._ends_turn
+            or (finishing and self._asked)
+            or (has_ended and not self._had_ended)
+        ):
+            raise _ends_twice()
+        if has_ended:
+            self._refuse(_ends_twice())
+
+    def _refuse(self, conflict: ConflictError) -> None:
+        """Raise an error about the loaded state.
+
+        With an operation id, the commit raises it: the state may have changed because the step is a repeat.
+        """
+        if self._operation_id is None:
+            raise conflict
+        self._refusal = self._refusal or conflict
 
     # At the end
 
@@ -528,7 +558,7 @@ class Step(NotCopied, BothContexts):
         state = copy.copy(self.state)
         record = self._before_commit()
         opened: list[str] = []
-        if self._asked:
+        if self._asked and self._refusal is None:
             opened = self._ask(state, self._asked)
         else:
             self._take_offered(state)
@@ -538,6 +568,7 @@ class Step(NotCopied, BothContexts):
         commit, custom_state = self.session._stores.commit_step(write)
         if self._operation_id is not None and write.is_earlier(commit):
             self._discard_staged()
+            self._asked = {}
             state = self.session.load()
         else:
             if write.is_continued and write.continued is not None:
@@ -591,6 +622,7 @@ class Step(NotCopied, BothContexts):
             receives=receives,
             continued=self._continued(state) if receives and has_ended else None,
             opened=opened,
+            refusal=self._refusal,
         )
 
     def _continued(self, state: SessionState) -> SessionState | None:
@@ -603,7 +635,9 @@ class Step(NotCopied, BothContexts):
 
     def _intent(self) -> str:
         """Return the block's changes except messages, as text that is the same if the step is repeated."""
-        has_ended = self.state.status in TERMINAL_STATUSES
+        ended = self._ended
+        if ended is not None and self.state.status == SessionStatus.COMPLETED:
+            ended = [*ended, self.state.output]
         return encode(
             {
                 "staged": {
@@ -614,7 +648,7 @@ class Step(NotCopied, BothContexts):
                     tool_call_id: {name: value for name, value in call.items() if name not in _OF_AN_ATTEMPT}
                     for tool_call_id, call in self._asked.items()
                 },
-                "ended": [self.state.status.value, self.state.output] if has_ended else None,
+                "ended": ended,
             },
             limit=UNLIMITED,
             path="",

@@ -43,6 +43,7 @@ _LOCKS: Final = locks(
 )
 _LOST_LOCKS: Final = ("tests/database/test_lost_locks.py",)
 _RESTORED: Final = ("tests/database/test_restored_tokens.py",)
+_REPEATED: Final = ("tests/handles/test_repeated_steps.py",)
 _ROLLED_BACK: Final = ("tests/concurrency/test_rolled_back_terms.py",)
 _STREAMS: Final = streams(
     "is_over_or_paused",
@@ -136,6 +137,7 @@ SESSIONS_AND_LOCKS: Final = (
     Mutant("fence", _OPENAI_SQL, "{_ONE} AND claim_token = %(token)s", "{_ONE}", _RUN_STATES),
     Mutant("fence", _OPENAI_SQL, "claim_token = claim_token + %(gap)s", "claim_token = 1", _RUN_STATES),
     # --- Statuses
+    Mutant("status", "sessions/steps.py", "if self.refusal is not None:", "if False:", _REPEATED),
     Mutant("status", _SESSIONS, "AND status = ANY(%(expected)s)", "", _STATUSES),
     Mutant("status", _SESSIONS, "AND coalesce(completion_reason, '') <> '{SUPERSEDED}'", "", _RUNS),
     Mutant(
