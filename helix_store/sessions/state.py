@@ -17,7 +17,7 @@ import copy
 import json
 import marshal
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -418,6 +418,8 @@ class EncodedState:
     """The payload's entries, if they were needed to write it."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """The marks of the state's calls, without which decisions about them end."""
+    converted: Mapping[str, Any] = field(default_factory=dict)
+    """The head's fields that a load returns in another form than the state, with their values."""
 
 
 def encode_state(
@@ -461,6 +463,7 @@ def encode_state(
         _checked_size(payload, envelope, limits),
         entries,
         marks_of(*calls) if any(calls) else {},
+        converted_fields(state),
     )
 
 
@@ -588,6 +591,29 @@ _STORED_HEAD_RULES: Final[dict[str, validation.Rule]] = {
     # The session is already stored, and the length of text was not always limited.
     **dict.fromkeys(("title", "directory", "tags", "metadata"), lambda value, _: value),
 }
+
+
+_LOADED_FORMS: Final[dict[str, tuple[type, Callable[[Any], Any]]]] = {
+    "status": (SessionStatus, SessionStatus),
+    "mode": (SessionMode, SessionMode),
+    "suspension_kind": (RunStatus, RunStatus),
+    "user_id": (str, validation.user_id_text),
+    "tags": (list, list),
+    "expires_at": (int, partial(validation.epoch_milliseconds, name="expires_at")),
+}
+"""The fields that `_HEAD_RULES` accept in several types: the type that a load returns, and how to get it."""
+
+
+def converted_fields(state: SessionState) -> dict[str, Any]:
+    """Return the fields of a checked state that a load would return in another form, with their values."""
+    converted = {}
+    for name, (form, convert) in _LOADED_FORMS.items():
+        value = getattr(state, name)
+        if value is not None and type(value) is not form:
+            converted[name] = convert(value)
+    if state.failure_reason is not None:
+        converted["failure_reason"] = validation.failure_reason(state.failure_reason)
+    return converted
 
 
 DEFAULT_STEP: Final = "step-"

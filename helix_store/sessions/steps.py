@@ -145,7 +145,7 @@ class OpenedStep(NamedTuple):
 
 
 CommittedStep: TypeAlias = tuple[StepCommit, dict[str, Any]]
-"""A commit, and the custom state stored with it."""
+"""A commit, and the fields of the state that it has stored in another form, with the custom state."""
 
 
 STEP_RULES: Final[dict[str, validation.Rule]] = {
@@ -249,7 +249,7 @@ class StepWrite:
         committed = commit(self)
         state = self.state if self.continued is None or not self.is_continued else self.continued
         set_loaded(state, origin=self.loaded.origin)
-        return committed, self.custom_state
+        return committed, {**self.encoded.converted, "custom_state": self.custom_state}
 
     def is_earlier(self, commit: StepCommit) -> bool:
         """Return whether a commit is the result of an earlier step with the same operation id."""

@@ -42,7 +42,7 @@ from helix_store.exceptions import (
 )
 from helix_store.sessions.effects import End, Entered, Intent
 from helix_store.sessions.messages import has_open_calls
-from helix_store.sessions.state import default_step_id
+from helix_store.sessions.state import STORE_OWNED, converted_fields, default_step_id
 from helix_store.sessions.steps import (
     CommittedStep,
     OpenedStep,
@@ -252,7 +252,7 @@ class ThirdPartyStore(StoreSet):
             operation_id=step.operation_id,
             run_id=step.run_id,
         )
-        return commit, state.custom_state
+        return commit, {**converted_fields(state), "custom_state": state.custom_state}
 
     def _has_no(self, argument: str, part: str) -> InvalidPayload:
         reason = f"a {type(self.sessions).__name__} has no {part} of its kind; give the call a {part}"
@@ -428,11 +428,15 @@ class SessionHandleBase(NotCopied):
     def _changed(self, change: Callable[[SessionState], object]) -> SessionState:
         self._require_no_step("update")
         state = self.load()
-        version = state.version
+        owned = {name: getattr(state, name) for name in STORE_OWNED}
+        mode = state.mode
         change(state)
-        state.version = self.store.save_state(
-            self.id, state, expected_version=version, fencing_token=self.fencing_token
+        version = self.store.save_state(
+            self.id, state, expected_version=owned["version"], fencing_token=self.fencing_token
         )
+        for name, value in {**owned, **converted_fields(state), "version": version}.items():
+            setattr(state, name, value)
+        state.mode = state.mode or mode
         return state
 
     def branch(

@@ -25,6 +25,7 @@ from helix_store.core.types import (
     UNSET,
     Message,
     RunStatus,
+    SessionMode,
     SessionState,
     SessionStatus,
     StagedChanges,
@@ -264,6 +265,8 @@ class Step(NotCopied, BothContexts):
         self._mutex = threading.Lock()
         self._state: SessionState | None = None
         self._version = 0
+        # What the step keeps of the loaded state, whatever the block assigns to it.
+        self._owned: tuple[int, SessionMode | None, datetime | None, datetime | None] = (0, None, None, None)
         self.number = 0
         """The number of this step in its session, from 1."""
         self._messages: list[AnyMessage] = []
@@ -319,6 +322,7 @@ class Step(NotCopied, BothContexts):
             self.number = next_step_count(state)
             self._id = self._id or default_step_id(state)
             self._state, self._version = state, state.version
+            self._owned = state.message_count, state.mode, state.created_at, state.updated_at
             self._had_ended = state.status in TERMINAL_STATUSES
             if opened.has_staged:
                 # A worker that died in this step may have staged these changes.
@@ -565,7 +569,7 @@ class Step(NotCopied, BothContexts):
         if self._operation_id is not None:
             set_loaded(state, intent=self._intent())
         write = self._to_write(state, record, opened)
-        commit, custom_state = self.session._stores.commit_step(write)
+        commit, stored = self.session._stores.commit_step(write)
         if self._operation_id is not None and write.is_earlier(commit):
             self._discard_staged()
             self._asked = {}
@@ -575,10 +579,14 @@ class Step(NotCopied, BothContexts):
                 state = write.continued
             if self._operation_id is not None:
                 set_loaded(state, intent=None)
-            state.custom_state = custom_state
+            for name, value in stored.items():
+                setattr(state, name, value)
+            message_count, mode, state.created_at, state.updated_at = self._owned
+            # The mode is written once, and a step without one keeps it.
+            state.mode = state.mode or mode
             state.version = commit.new_version
             state.step_count = self.number
-            state.message_count += len(self._messages) + len(commit.received)
+            state.message_count = message_count + len(self._messages) + len(commit.received)
         self._state, self.commit = state, commit
         self._after(state)
 
