@@ -150,6 +150,7 @@ class MemoryStreams:
                 record = self._streams[stream_id] = StreamRecord(writer.run_id, writer.agent_name)
             if record.status is StreamStatus.ACTIVE:
                 record.run_id, record.agent_name = writer.run_id, writer.agent_name
+                record.updated_at = moments.now()
                 self._renew_lease(record, writer)
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:

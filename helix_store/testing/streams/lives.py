@@ -118,6 +118,30 @@ class StreamLifeContract(StreamTests):
 
         run(live)
 
+    def test_a_new_writer_updates_an_active_stream(self, streams: StreamManagerBase) -> None:
+        self.filled(streams)
+
+        async def live() -> None:
+            first = (await known(streams)).updated_at
+
+            async def is_later() -> bool:
+                # A clock may be coarse.
+                await streams.create_writer("stream", "run", "agent")
+                return (await known(streams)).updated_at > first
+
+            await self.until(is_later)
+            writer = await streams.create_writer("stream", "run", "agent")
+            updated_at = (await known(streams)).updated_at
+            await writer.heartbeat()
+            await writer.close()
+            assert (await known(streams)).updated_at == updated_at
+            await streams.pause_stream("stream")
+            updated_at = (await known(streams)).updated_at
+            await streams.create_writer("stream", "run", "agent")
+            assert (await known(streams)).updated_at == updated_at
+
+        run(live)
+
     def test_pausing_twice_is_pausing(self, streams: StreamManagerBase) -> None:
         self.filled(streams)
 
