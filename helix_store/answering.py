@@ -90,8 +90,9 @@ def answer_url(
         raise InvalidPayload(path="actor", reason="expected a Django user that is stored")
     validation.identifier(session_id, "session_id")
     validation.identifier(tool_call_id, "tool_call_id")
-    if not isinstance(expires, timedelta) or expires <= timedelta(0):
-        raise InvalidPayload(path="expires", reason="expected a duration, such as timedelta(days=7)")
+    if not isinstance(expires, timedelta) or expires <= timedelta(0) or not validation.is_age(expires):
+        reason = "expected a duration of at most a hundred years, such as timedelta(days=7)"
+        raise InvalidPayload(path="expires", reason=reason)
     db = Database(using, validation.tenant(tenant), None)
     version, call = _open_approval(db, session_id, tool_call_id)
     link = Link(

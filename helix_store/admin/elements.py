@@ -409,6 +409,14 @@ def duration(length: timedelta) -> str:
     return gettext("%(days)d d %(hours)d h") % {"days": days, "hours": hours}
 
 
+def duration_of(milliseconds: float | Decimal) -> str:
+    """Return a stored duration as `duration` does; a longer one than Python can hold is in milliseconds."""
+    try:
+        return duration(timedelta(milliseconds=float(milliseconds)))
+    except OverflowError:
+        return f"{grouped(int(milliseconds))} ms"
+
+
 def column(name: str, label: Any, show: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a method of a page that shows the attribute ``name`` of a row, or a dash if it is ``None``."""
 

@@ -31,7 +31,7 @@ from helix_store.admin.elements import (
     column,
     distance,
     dollars,
-    duration,
+    duration_of,
     format_time,
     grouped,
     link,
@@ -277,15 +277,11 @@ def _tools(scope: Scope, given: Mapping[str, Any]) -> list[dict[str, Any]]:
             "name": one_line(row["tool_name"] or "", _NAME_LENGTH) or str(_("none")),
             "calls": number(row["calls"]),
             "failed": number(row["failed"]),
-            "mean": NOTHING if row["took"] is None else _milliseconds(row["took"] / row["calls"]),
-            "longest": NOTHING if row["longest"] is None else _milliseconds(row["longest"]),
+            "mean": NOTHING if row["took"] is None else duration_of(row["took"] / row["calls"]),
+            "longest": NOTHING if row["longest"] is None else duration_of(row["longest"]),
         }
         for row in found[:_GROUPS_SHOWN]
     ]
-
-
-def _milliseconds(length: float) -> str:
-    return duration(timedelta(milliseconds=float(length)))
 
 
 def _size(group: UsageGroup, in_dollars: bool) -> float:

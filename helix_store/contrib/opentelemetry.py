@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Token
-from datetime import timedelta
 from functools import wraps
 from types import TracebackType
 from typing import Any, Final
@@ -272,7 +271,7 @@ class TracedTurn(_Traced):
             f"execute_tool {name}",
             context=set_span_in_context(parent._span),
             attributes={"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name},
-            start_time=now - int(timedelta(milliseconds=took) / timedelta(microseconds=1)) * 1_000,
+            start_time=max(now - took * 1_000_000, 0),
         )
         if not success:
             span.set_attribute("error.type", "_OTHER")

@@ -104,8 +104,8 @@ def checked_conditions(conditions: Any) -> tuple[Condition, ...]:
 
 
 def _checked_age(older_than: Any) -> timedelta:
-    if not isinstance(older_than, timedelta) or older_than < timedelta(0):
-        raise InvalidQuery("older_than must be a timedelta from 0.", path="older_than")
+    if not isinstance(older_than, timedelta) or not validation.is_age(older_than):
+        raise InvalidQuery("older_than must be a timedelta from 0 to a hundred years.", path="older_than")
     return older_than
 
 

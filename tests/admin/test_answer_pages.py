@@ -353,6 +353,7 @@ def test_a_link_needs_an_open_approval_and_a_user(store: Store, ada: User) -> No
         (InvalidPayload, "trip", "pay", {"actor": "ada"}),
         (InvalidPayload, "trip", "pay", {"actor": AnonymousUser()}),
         (InvalidPayload, "trip", "pay", {"actor": ada, "expires": timedelta(0)}),
+        (InvalidPayload, "trip", "pay", {"actor": ada, "expires": timedelta.max}),
     ]
     for error, session_id, call, given in cases:
         with pytest.raises(error):

@@ -13,8 +13,10 @@ from django.contrib.auth.models import Permission
 from django.urls import reverse
 
 from helix_store.admin.filters import start_of_day
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.models import UsageEntry
 from helix_store.stores import DatabaseUsageStore
+from helix_store.testing.usage.base import tool
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
 from tests.cells import for_each
@@ -148,6 +150,14 @@ def test_names_are_inert_on_the_page(browser: Browser) -> None:
     page = _open(browser)
     assert page.text.count(HOSTILE) == 3
     assert "<script>alert" not in page.html
+
+
+def test_a_tool_may_have_taken_any_time(browser: Browser) -> None:
+    store_of(browser.database).create_session("s", agent_type="agent")
+    usage = DatabaseUsageStore(browser.database.alias, tenant=browser.database.tenant)
+    at = int(datetime(2026, 3, 2, tzinfo=UTC).timestamp() * 1_000)
+    usage.record_entry(tool("s", duration_ms=MAX_BIGINT, timestamp=at))
+    assert "9,223,372,036,854,775,807 ms" in _open(browser).text
 
 
 def test_the_page_takes_as_many_queries_for_many_entries(spent: Browser) -> None:

@@ -16,6 +16,7 @@ from opentelemetry.trace import StatusCode, get_current_span
 from helix_store import InMemoryStore, Store
 from helix_store.contrib import opentelemetry
 from helix_store.contrib.opentelemetry import SCHEMA_URL, TracedTurn, traced
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.exceptions import EffectUnknown
 from helix_store.models import Effect
 from tests.databases import CommittedDatabase
@@ -108,6 +109,13 @@ def test_a_turn_with_steps_tools_and_effects_is_one_tree(store: Any, spans: Span
     assert spans.named("execute_tool book").status.status_code is StatusCode.ERROR
     assert "secret words" not in "".join(span.to_json() for span in spans.all)
     assert len({_trace(span) for span in spans.all}) == 1
+
+
+def test_a_call_may_have_any_duration(store: Any, spans: Spans) -> None:
+    session = store.new_session("trip", agent_type="travel")
+    with traced(session.turn(), tracer_provider=spans.provider) as turn, turn.step():
+        turn.tool("search", True, MAX_BIGINT)
+    assert spans.named("execute_tool search").start_time == 0
 
 
 def test_a_suspended_session_continues_its_trace_in_another_process(

@@ -438,6 +438,8 @@ _WRONG: Final[tuple[dict[str, Any], ...]] = (
     {"conditions": [[]]},
     {"older_than": 60},
     {"older_than": timedelta(seconds=-1)},
+    {"older_than": timedelta(days=36_526)},
+    {"older_than": timedelta.max},
     {"limit": 0},
     {"limit": "many"},
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 from itertools import islice
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from helix_store.admin.elements import (
     badge,
     difference,
     distance,
-    duration,
+    duration_of,
     grouped,
     hide_secrets,
     identifier,
@@ -393,17 +392,13 @@ def _tokens(name: str, counts: TokenCounts) -> dict[str, str]:
 
 
 def _calls(view: SessionView, kind: Any, name: str | None, stats: CallStats) -> dict[str, Any]:
-    try:
-        took = duration(timedelta(milliseconds=stats.total_duration_ms))
-    except OverflowError:
-        took = f"{grouped(stats.total_duration_ms)} ms"
     return {
         "kind": kind,
         "name": _name(name),
         "calls": grouped(stats.calls),
         "failures": stats.failures,
         "failures_url": view.url("timeline", failed=name or ""),
-        "took": took,
+        "took": duration_of(stats.total_duration_ms),
     }
 
 
