@@ -104,8 +104,9 @@ class Figures:
 def read_figures(using: str | None = None, *, tenant: str | None = None) -> Figures:
     """Return the figures of a database, for one tenant or for all tenants.
 
-    Runs nine statements at most, each bounded: one for each condition, one for the rest, and two for budgets.
-    Raises `StoreUnavailable` if the database does not answer.
+    Runs nine statements, each bounded: one for each condition, one for the rest, and two for budgets. It runs
+    more if there are over 1,000 suspended sessions and `find_stuck` reads past some of them. Raises
+    `StoreUnavailable` if the database does not answer.
     """
     checked = None if tenant is None else validation.tenant(tenant)
     db = Database(using, checked or "")

@@ -5,7 +5,9 @@ also records what stopped it (``stopped_by`` and ``stopped_at``), in the stateme
 refused run: an index on runs would grow with every run that has ever failed. A run records what a budget
 refused it, and an adapter records in ``waiting_kind`` that its session waits.
 
-Each condition is one statement, which reads an index in the order of time and stops at its limit.
+Each condition is one statement, which reads an index in the order of time and stops at its limit. Abandoned
+sessions are sorted: the time since when their worker is gone is in the lock. The calls of some sessions show
+only when they are read that the session is not stuck. If such sessions have taken places, more are read.
 """
 
 from __future__ import annotations
@@ -145,16 +147,15 @@ def _newest_run(clock: Clock) -> str:
 
 
 class _Search(NamedTuple):
-    """The parts of a statement that finds sessions.
+    """The parts of a statement that finds sessions, in the order of ``since`` and ``key``.
 
-    ``order`` is that of the index that it reads. For a page of sessions, ``source_of_page`` replaces a source
-    that begins with another table.
+    For a page of sessions, ``source_of_page`` replaces a source that begins with another table.
     """
 
     source: str
     where: str
     since: str
-    order: str
+    key: str = "s.id"
     source_of_page: str = ""
     detail: str = "NULL"
     run_id: str = "NULL"
@@ -169,7 +170,6 @@ def _crashed(clock: Clock) -> _Search:
         _newest_run(clock),
         f"s.stopped_by = '{STOPPED_BY_ERROR}' AND {_NOT_ENDED} AND r.status = '{RunStatus.FAILED.value}'",
         since="s.stopped_at",
-        order="s.stopped_at, s.id",
         detail="r.completion_reason",
         run_id="r.run_id",
     )
@@ -189,7 +189,7 @@ def _abandoned_run(clock: Clock) -> _Search:
         f"r.status = '{RunStatus.RUNNING.value}' AND {is_abandoned(clock, run='r', session='s')}",
         # The worker may have been alive until its lock expired.
         since=f"coalesce({lock}, r.started_at)",
-        order="r.started_at, r.id",
+        key="r.id",
         source_of_page=f"{_SESSION} AS s JOIN {table(Run)} AS r ON r.session_id = s.id",
         run_id="r.run_id",
     )
@@ -231,7 +231,6 @@ def _stopped_by_budget(clock: Clock, *, is_over: bool) -> _Search:
             AND {"" if is_over else "NOT "}CASE WHEN {by_spent} THEN {_TRUE}
                 WHEN coalesce(CAST(h.holds AS text), '{{}}') = '{{}}' THEN {_FALSE} ELSE {by_held} END""",
         since="s.stopped_at",
-        order="s.stopped_at, s.id",
         detail=name,
         run_id="r.run_id",
     )
@@ -252,7 +251,7 @@ def _effect_unknown(clock: Clock) -> _Search:
         f"{_EFFECT} AS e {_looked_up(clock, _SESSION, 's', 's.id = e.session_id')}",
         f"{_IS_OPEN.format('e')} AND {is_unknown(clock, 'e')} AND NOT {earlier}",
         since="e.started_at",
-        order="e.started_at, e.id",
+        key="e.id",
         source_of_page=f"{_SESSION} AS s JOIN {_EFFECT} AS e ON e.session_id = s.id",
         detail="e.effect_id",
         run_id="e.run_id",
@@ -264,7 +263,6 @@ def _unanswered(clock: Clock) -> _Search:
         f"{_SESSION} AS s",
         is_unanswered(clock, f"(SELECT {clock.now})"),
         since="s.next_post_at",
-        order="s.next_post_at, s.id",
         calls="s.pending_client_tool_calls",
     )
 
@@ -275,7 +273,6 @@ def _waiting(_: Clock) -> _Search:
         f"""{_NOT_ENDED}
             AND (s.suspension_kind IN ('{WAITING_KIND}') OR s.waiting_kind IS NOT NULL)""",
         since="s.updated_at",
-        order="s.updated_at, s.id",
         detail="s.waiting_kind",
         calls="s.pending_client_tool_calls",
         live="s.live_decisions",
@@ -306,7 +303,6 @@ def _ready_after_effect(clock: Clock) -> _Search:
                 AND e.effect_id = substr(r.completion_reason, {len(EFFECT_REASON) + 1})
                 AND {_IS_OPEN.format("e")})""",
         since="s.stopped_at",
-        order="s.stopped_at, s.id",
     )
 
 
@@ -371,17 +367,23 @@ def _statement(text: Callable[[Clock, str], str], tenants: Tenants) -> Statement
 
 
 @cache
-def find_statement(condition: Condition, tenants: Tenants, *, is_aged: bool = False) -> Statement:
-    """Return the statement that finds the sessions with a condition, the longest first."""
+def find_statement(
+    condition: Condition, tenants: Tenants, *, is_aged: bool = False, is_next: bool = False
+) -> Statement:
+    """Return the statement that finds the sessions with a condition, the longest first.
+
+    With ``is_next``, it begins after the session with the time ``since`` and the key ``key``.
+    """
 
     def text(clock: Clock, of_tenant: str) -> str:
         search = _SEARCHES[condition](clock)
         # A subquery is evaluated once, so an index can be read up to it.
         age = f"AND {search.since} <= (SELECT {clock.after('age_ms')})" if is_aged else ""
+        after = f"AND ({search.since}, {search.key}) > (%(since)s, %(key)s)" if is_next else ""
         return f"""
         {_selected(search, condition)}
-        WHERE {of_tenant} {search.where} {age}
-        ORDER BY {search.order} LIMIT %(limit)s"""
+        WHERE {of_tenant} {search.where} {age} {after}
+        ORDER BY since, {search.key} LIMIT %(limit)s"""
 
     return _statement(text, tenants)
 
@@ -395,7 +397,7 @@ def _ready_statement(reason: Reason, tenants: Tenants) -> Statement:
         return f"""
         {_selected(search, reason, "s.announced_at")}
         WHERE {of_tenant} {search.where} AND NOT {is_driven(clock)}
-        ORDER BY s.announced_at NULLS FIRST, {search.order} LIMIT %(limit)s"""
+        ORDER BY s.announced_at NULLS FIRST, since, {search.key} LIMIT %(limit)s"""
 
     return _statement(text, tenants)
 
@@ -475,20 +477,21 @@ def find_stuck(
     """Return the sessions that cannot go on, the longest first, at most 1,000.
 
     ``tenant=None`` means all tenants of the database ``using``. By default, ``conditions`` are all but
-    ``waiting``. A session is returned once for each of its conditions. Runs one statement for each condition,
-    which reads an index. ``waiting`` takes another one if there are answers to approvals that may be the
-    agent's own. Raises `InvalidQuery`.
+    ``waiting``. A session is returned once for each of its conditions. ``older_than`` is at most a hundred
+    years. Runs one statement for each condition, which reads an index. ``waiting`` takes another one if there
+    are answers to approvals that may be the agent's own. ``waiting`` and ``unanswered`` take more if sessions
+    of which calls are answered would take the places of others. Raises `InvalidQuery`.
     """
     chosen, age = checked_conditions(conditions), _checked_age(older_than)
     limit = validation.page_limit(limit, maximum=MOST_STUCK)
     db = Database(using, "" if tenant is None else validation.tenant(tenant))
-    parameters: dict[str, Any] = {"tenant": db.tenant, "limit": limit}
+    parameters: dict[str, Any] = {"tenant": db.tenant}
     if age:
         parameters["age_ms"] = -(age // timedelta(milliseconds=1))
     found: list[StuckSession] = []
     for condition in chosen:
-        statement = find_statement(condition, "all" if tenant is None else "one", is_aged=bool(age))
-        found += (stuck for _, stuck in _found(db, _rows(db, statement, parameters)))
+        tenants: Tenants = "all" if tenant is None else "one"
+        found += _longest(db, condition, tenants, parameters, limit).values()
     return _longest_first(found, limit)
 
 
@@ -558,18 +561,40 @@ def find_keys(
     tenants: Sequence[str] | None = None,
 ) -> dict[int, StuckSession]:
     """Return sessions of these tenants, or of all tenants, with one of the conditions, by key, the longest
-    first.
+    first. A session with several of the conditions has the longest one.
     """
     db = Database(using, "")
     found: dict[int, StuckSession] = {}
-    parameters: dict[str, Any] = {"tenant": "", "limit": limit}
+    parameters: dict[str, Any] = {"tenant": ""}
     if tenants is not None:
         parameters["tenants"] = list_parameter(db, list(tenants))
     for condition in checked_conditions(conditions):
-        statement = find_statement(condition, "all" if tenants is None else "some")
-        for row, stuck in _found(db, _rows(db, statement, parameters)):
-            found.setdefault(row.key, stuck)
+        longest = _longest(db, condition, "all" if tenants is None else "some", parameters, limit)
+        for key, stuck in longest.items():
+            if key not in found or stuck.since < found[key].since:
+                found[key] = stuck
     return dict(sorted(found.items(), key=lambda each: each[1].since)[:limit])
+
+
+def _longest(
+    db: Database, condition: Condition, tenants: Tenants, parameters: Mapping[str, Any], limit: int
+) -> dict[int, StuckSession]:
+    """Return the sessions with a condition by key: at least ``limit``, if there are as many.
+
+    This is one page, unless calls exclude some of its sessions. The pages grow: sessions that nobody resumes
+    may be many. A session that changes in the meantime may be in two pages.
+    """
+    found: dict[int, StuckSession] = {}
+    page, last = {**parameters, "limit": limit}, None
+    while True:
+        statement = find_statement(condition, tenants, is_aged="age_ms" in parameters, is_next=bool(last))
+        rows = list(_rows(db, statement, page))
+        for row, stuck in _found(db, rows):
+            found.setdefault(row.key, stuck)
+        if len(rows) < page["limit"] or len(found) >= limit:
+            return found
+        last = rows[-1]
+        page |= {"since": last.since, "key": last.key, "limit": min(2 * page["limit"], MOST_STUCK)}
 
 
 def _rows(db: Database, statement: Statement, parameters: dict[str, Any]) -> Iterable[_Row]:

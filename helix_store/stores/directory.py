@@ -158,10 +158,13 @@ class SessionDirectory:
         self, conditions: Collection[str], *, limit: int
     ) -> list[tuple[str, SessionHead, StuckSession]]:
         """Return the sessions of `find_stuck` with their tenants and heads, at most one for each session."""
-        found = find_stuck(using=self._db.alias, tenant=self.tenant, conditions=conditions, limit=limit)
+        # Each session may be found once for each condition.
+        most = limit * len(set(conditions))
+        found = find_stuck(using=self._db.alias, tenant=self.tenant, conditions=conditions, limit=most)
         by_id: dict[tuple[str, str], StuckSession] = {}
         for stuck in found:
-            by_id.setdefault((stuck.tenant, stuck.session_id), stuck)
+            if len(by_id) < limit:
+                by_id.setdefault((stuck.tenant, stuck.session_id), stuck)
         rows = Session.objects.using(self._db.alias).filter(
             tenant__in={tenant for tenant, _ in by_id}, session_id__in={each for _, each in by_id}
         )

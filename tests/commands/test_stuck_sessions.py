@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -96,6 +97,17 @@ def test_the_list_of_a_condition(store: Store) -> None:
     assert "other filters" in refused.err
     every = run(store.alias, "helix_sessions", "list", "--condition", "crashed", "--format", "json")
     assert [each["session_id"] for each in every.data["sessions"]] == ["crashed"]
+
+
+def test_a_session_with_two_conditions_takes_one_place_in_the_list(store: Store) -> None:
+    due_at = datetime.now(UTC) - timedelta(hours=1)
+    store.sessions.post_message("crashed", {"role": "user"}, not_before=due_at)
+    conditions = ("crashed", "unanswered", "abandoned")
+    chosen = [word for each in conditions for word in ("--condition", each)]
+    for limit, expected in (("1", ["crashed"]), ("2", ["crashed", "abandoned"])):
+        listed = command(store, "list", *chosen, "--limit", limit).data["sessions"]
+        assert [each["session_id"] for each in listed] == expected
+        assert listed[0]["stuck"]["condition"] == "unanswered"
 
 
 def test_a_session_is_shown_with_its_condition(store: Store) -> None:

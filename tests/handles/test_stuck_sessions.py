@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from django.apps import apps
 from django.db import connections
-from django.test.utils import override_settings
+from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store import (
     FencedOutError,
@@ -34,7 +34,7 @@ from helix_store import (
 from helix_store.core import moments
 from helix_store.engine.database import Database
 from helix_store.models import Effect, Lock, Run, Session
-from helix_store.stores.conditions import CONDITIONS, conditions_of
+from helix_store.stores.conditions import CONDITIONS, conditions_of, find_keys
 from helix_store.testing.usage.base import tokens
 from tests.cells import for_each
 from tests.databases import ALIASES, CommittedDatabase
@@ -401,6 +401,120 @@ def test_the_longest_come_first_and_the_limit_counts_all_conditions(stored: Stor
     assert [each.session_id for each in stored.find_stuck(limit=2)] == ["c", "a"]
     assert [each.session_id for each in stored.find_stuck(conditions={"crashed"})] == ["c", "b"]
     assert stored.find_stuck(conditions=[]) == []
+
+
+def _ask(store: AnyStore, session_id: str, *call_ids: str) -> None:
+    store.new_session(session_id, agent_type="agent")
+    with store.session(session_id).turn() as turn, turn.step() as step:
+        step.wait_for({f"{session_id} {each}": {"tool_name": "ask"} for each in call_ids})
+
+
+def _answer(store: AnyStore, session_id: str, call_id: str) -> None:
+    store.sessions.submit_tool_result(session_id, f"{session_id} {call_id}", result="yes")
+
+
+def _found(store: AnyStore, condition: str, limit: int) -> list[str]:
+    return [each.session_id for each in store.find_stuck(conditions=[condition], limit=limit)]
+
+
+def test_sessions_that_nobody_resumes_hide_none_that_wait(store: AnyStore) -> None:
+    for session_id in ("a", "b", "waiting", "c", "d", "also waiting"):
+        _ask(store, session_id, "call")
+        if "waiting" not in session_id:
+            _answer(store, session_id, "call")
+    assert _found(store, "waiting", 1) == ["waiting"]
+    assert _found(store, "waiting", 2) == ["waiting", "also waiting"]
+    assert _found(store, "waiting", 3) == ["waiting", "also waiting"]
+
+
+def test_sessions_with_some_answers_hide_none_that_is_unanswered(store: AnyStore) -> None:
+    for session_id in ("a", "b", "due", "c", "also due"):
+        if "due" in session_id:
+            store.new_session(session_id, agent_type="agent")
+        else:
+            _ask(store, session_id, "one", "two")
+            _answer(store, session_id, "one")
+        store.sessions.post_message(session_id, MESSAGE)
+    assert _found(store, "unanswered", 1) == ["due"]
+    assert _found(store, "unanswered", 2) == ["due", "also due"]
+    assert _found(store, "unanswered", 3) == ["due", "also due"]
+
+
+def _statements(store: Store, **options: Any) -> tuple[list[str], int]:
+    """Return the sessions that wait, and the number of statements that found them."""
+    with CaptureQueriesContext(connections[store.alias]) as captured:
+        found = [each.session_id for each in store.find_stuck(conditions=["waiting"], **options)]
+    return found, sum(not each["sql"].startswith(("PREPARE", "SET ")) for each in captured)
+
+
+def test_more_sessions_are_read_at_once_the_more_of_them_do_not_count(stored: Store) -> None:
+    answered = [f"answered-{number}" for number in range(10)]
+    for session_id in (*answered, "waiting"):
+        _ask(stored, session_id, "call")
+    for session_id in answered:
+        _answer(stored, session_id, "call")
+    rows = Session.objects.using(stored.alias).filter(tenant=stored.tenant)
+    # All have changed in the same moment.
+    rows.update(updated_at=moments.now() - 2 * HOUR)
+    rows.filter(session_id="waiting").update(updated_at=moments.now() - HOUR)
+    assert _statements(stored) == (["waiting"], 1)
+    assert _statements(stored, limit=1) == (["waiting"], 4)
+    assert _statements(stored, limit=1, older_than=HOUR) == (["waiting"], 4)
+    key = rows.get(session_id="waiting").pk
+    assert list(find_keys(stored.alias, ["waiting"], limit=1, tenants=[stored.tenant])) == [key]
+
+
+def test_a_session_that_changes_during_the_search_is_found_once(stored: Store) -> None:
+    for session_id in ("early", "a", "b", "late"):
+        _ask(stored, session_id, "call")
+    for session_id in ("a", "b"):
+        _answer(stored, session_id, "call")
+    rows = Session.objects.using(stored.alias).filter(tenant=stored.tenant)
+    for minutes, session_id in enumerate(("late", "b", "a", "early"), 1):
+        rows.filter(session_id=session_id).update(updated_at=moments.now() - minutes * HOUR)
+    pages = 0
+
+    def change(execute: Any, sql: str, *arguments: Any) -> Any:
+        nonlocal pages
+        found = execute(sql, *arguments)
+        pages += 1
+        if pages == 1:
+            rows.filter(session_id="early").update(updated_at=moments.now())
+        return found
+
+    with connections[stored.alias].execute_wrapper(change):
+        found = _found(stored, "waiting", 3)
+    assert found == ["early", "late"]
+
+
+def test_a_session_counts_for_a_list_from_its_longest_condition(stored: Store) -> None:
+    for session_id in ("crashed", "both"):
+        stored.new_session(session_id, agent_type="agent")
+        crash(stored, session_id)
+    stored.sessions.post_message("both", MESSAGE, not_before=moments.now() - HOUR)
+    found = find_keys(stored.alias, ["crashed", "unanswered"], tenants=[stored.tenant]).values()
+    assert [(each.session_id, each.condition) for each in found] == [
+        ("both", "unanswered"),
+        ("crashed", "crashed"),
+    ]
+
+
+def test_abandoned_sessions_are_found_in_the_order_in_which_their_locks_ended(
+    stored: Store, ready: list[tuple[str, str]]
+) -> None:
+    for session_id in ("released", "late", "early"):
+        stored.new_session(session_id, agent_type="agent")
+    abandon(stored, "released")
+    locks = Lock.objects.using(stored.alias).filter(tenant=stored.tenant)
+    for session_id, seconds in (("late", 1), ("early", 60)):
+        lock = stored.locks.acquire(session_id)
+        assert lock is not None
+        stored.sessions.start_run(session_id, fencing_token=lock.fencing_token)
+        locks.filter(name=session_id).update(expires_at=moments.now() - timedelta(seconds=seconds))
+    for limit in (1, 2, 3):
+        assert _found(stored, "abandoned", limit) == ["early", "late", "released"][:limit]
+    assert announce_ready(using=stored.alias, tenant=stored.tenant, limit=1) == 1
+    assert ready == [("early", "abandoned")]
 
 
 def test_young_conditions_are_left_out(store: AnyStore) -> None:

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from helix_store import announce_due_posts, announce_ready, find_stuck, new_id
 from helix_store.cleanup import expired_session_cleanup
+from helix_store.contrib import metrics
 from helix_store.core.types import StepInfo
 from helix_store.engine.database import Database
 from helix_store.models import Post, Session
 from helix_store.reports.session import waiting_posts
 from helix_store.sessions.locking import pk_of
-from helix_store.stores.conditions import CONDITIONS, conditions_of
-from tests.plans.calls import PAGE, Call, gap
+from helix_store.stores.conditions import CONDITIONS, Condition, conditions_of, find_statement
+from tests.plans.calls import ANALYSED, PAGE, SQLITE, Call, gap
 from tests.plans.rows import BUSY, CHAT, LONG, NOW, STEPPING, World
 
 __all__ = ["SESSION_CALLS"]
@@ -77,6 +78,22 @@ def _stuck(condition: str, *, of_all: bool = False) -> Make:
     return make
 
 
+_IN_PAGES: Final[tuple[Condition, ...]] = ("unanswered", "waiting")
+
+
+def _next_page(condition: Condition) -> Make:
+    """The page after the first session, which a search reads if calls have excluded sessions."""
+
+    def make(world: World) -> Callable[[], object]:
+        db = Database(world.database.alias, world.store.tenant, None)
+        (first,) = find_stuck(using=db.alias, tenant=db.tenant, conditions=[condition], limit=1)
+        key = Session.objects.using(db.alias).get(tenant=db.tenant, session_id=first.session_id).pk
+        page = {"tenant": db.tenant, "since": first.since, "key": key, "limit": PAGE}
+        return partial(db.read, find_statement(condition, "one", is_next=True), page)
+
+    return make
+
+
 def _effect(world: World) -> Callable[[], object]:
     def make() -> None:
         with world.store.session(BUSY).effect(new_id()) as effect:
@@ -87,6 +104,11 @@ def _effect(world: World) -> Callable[[], object]:
 
 def _ready(world: World) -> Callable[[], object]:
     return partial(announce_ready, using=world.database.alias, limit=PAGE)
+
+
+def _counts_of_metrics(world: World) -> Callable[[], object]:
+    db = Database(world.database.alias, world.store.tenant, None)
+    return partial(db.read, metrics._counts(of_all=True), {"tenant": db.tenant})
 
 
 def _conditions_of_page(world: World) -> Callable[[], object]:
@@ -223,9 +245,26 @@ SESSION_CALLS: Final = [
         for name, of_all in (("", False), (" of all tenants", True))
         for condition in CONDITIONS
     ),
+    *(
+        Call(
+            f"find_stuck, next page of {condition}",
+            _next_page(condition),
+            reads=_ALL_OF_A_SESSION,
+            sorts=4 * PAGE,
+        )
+        for condition in _IN_PAGES
+    ),
     # Every session that is ready is read and sorted, so that they take turns.
     Call("announce_ready", _ready, reads=_ALL_OF_A_SESSION, sorts=_ALL_OF_A_SESSION),
     Call("conditions of a page", _conditions_of_page, sorts=4 * PAGE),
+    # The newest 10,000 locks are read, and up to 1,000 rows of each of the others.
+    Call(
+        "counts of metrics",
+        _counts_of_metrics,
+        reads=25_000,
+        sorts=20 * PAGE,
+        gaps=gap("what it scans are its own subqueries, each up to its limit", (SQLITE, ANALYSED)),
+    ),
     Call(
         "find_expired_pending",
         _of_store("find_expired_pending", limit=PAGE),

@@ -35,7 +35,7 @@ SERVED: Final = {
     "helix_session_post_idx": "find_due_posts",
     "helix_session_stopped_idx": "find_stuck, crashed",
     "helix_session_waits_idx": "find_stuck, waiting",
-    "helix_run_running_idx": "find_stuck, abandoned",
+    "helix_run_running_idx": "counts of metrics",
     "helix_effect_id_uniq": "an effect",
     "helix_decision_version_uniq": "an effect",
     "helix_effect_open_idx": "find_stuck, effect_unknown",
