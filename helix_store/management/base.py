@@ -173,7 +173,7 @@ class StoreCommand(BaseCommand):
             told = "\n".join(f"database {alias}: {exc}" for alias, exc in failures.items())
             raise CommandError(told, returncode=max(exc.returncode for exc in failures.values()))
         if self._without_tenant and not self._has_tenant:
-            raise CommandError(_nothing_stored(options["tenant"], self._without_tenant))
+            self.progress(_nothing_stored(options["tenant"], self._without_tenant))
         return None
 
     def _converted(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,9 +257,10 @@ class StoreCommand(BaseCommand):
             raise CommandError(f"The database refused a statement: {exc}. Has it been migrated?") from exc
 
     def look_for_tenant(self, options: Mapping[str, Any]) -> None:
-        """Look for rows of ``--tenant``. If no database has any, the command ends with a problem.
+        """Look for rows of ``--tenant``. If no database has any, the command says so at its end.
 
-        Without this, a misspelled tenant would look like one for which there is nothing to do.
+        Without this, a misspelled tenant would look like one for which there is nothing to do. It is no
+        problem, because a tenant may be new, or empty again.
         """
         if options["tenant"] is None:
             return

@@ -84,7 +84,9 @@ def test_a_returned_state_is_the_one_that_is_stored(
             continue
         ours, theirs = getattr(returned, field.name), getattr(stored, field.name)
         assert (type(ours), repr(ours)) == (type(theirs), repr(theirs)), field.name
-    assert before.updated_at and returned.updated_at and stored.updated_at
+    assert before.updated_at is not None
+    assert returned.updated_at is not None
+    assert stored.updated_at is not None
     assert before.updated_at <= returned.updated_at <= stored.updated_at
     # It can be saved again without loading.
     assert (
