@@ -50,6 +50,7 @@ from helix_store.sessions.state import (
 )
 from helix_store.sessions.statements import (
     END_LOCKED_RUN,
+    MARK_STOPPED,
     RUN_COLUMNS,
     end_run,
     session_by_id,
@@ -352,8 +353,7 @@ class DatabaseRuns(DatabaseOperations):
             for columns in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
                 ended = stored_run(session_id, RUN_COLUMNS, columns)
                 if stopped_by is not None:
-                    mark = {"stopped_by": stopped_by, "stopped_at": ended.ended_at}
-                    update_row(self.db, Session, key, mark)
+                    self._mark_stopped(key, ended.turn, stopped_by, ended.ended_at)
                 return ended
         runs = self._runs_of(key)
         row = first_row(runs.filter(run_id=run_id))
@@ -365,7 +365,7 @@ class DatabaseRuns(DatabaseOperations):
             check_no_other_runs(None if running is None else running.run_id, run_id)
             check_may_run(run_id, row.status, row.completion_reason)
             self._interrupts_of(key).delete()
-            update_row(self.db, Session, key, _NOT_STOPPED)
+            self._mark_stopped(key, row.turn, None, None)
         row.status, row.ended_at, row.build = update.status.value, None, conf.build()
         given = {name: getattr(update, name) for name in ("step_count", "completion_reason", "error")}
         for name, value in given.items():
@@ -373,6 +373,10 @@ class DatabaseRuns(DatabaseOperations):
                 setattr(row, name, value)
         row.save(using=self.db.alias, update_fields=["status", "ended_at", "build", *given])
         return run_from(row, session_id)
+
+    def _mark_stopped(self, key: int, turn: int, stopped_by: str | None, stopped_at: datetime | None) -> None:
+        mark = {"key": key, "turn": turn, "stopped_by": stopped_by, "stopped_at": stopped_at}
+        self.db.execute(MARK_STOPPED, mark)
 
     @reads
     def current_run(self, session_id: str) -> Run | None:

@@ -417,6 +417,14 @@ END_LOCKED_RUN: Final = {
 }
 """The key is whether the write has a fence."""
 
+MARK_STOPPED: Final = Statement(
+    f"""
+        UPDATE {_SESSION} SET stopped_by = %(stopped_by)s, stopped_at = %(stopped_at)s
+        WHERE id = %(key)s AND NOT EXISTS (
+            SELECT 1 FROM {_RUN} WHERE session_id = %(key)s AND turn > %(turn)s)"""
+)
+"""Record on a locked session what a run stops, unless a newer run decides."""
+
 # See `sessions.locking` for the reason.
 TOUCH_SESSION: Final = Statement(f"UPDATE {_SESSION} SET version = version WHERE id = %(key)s")
 
@@ -473,7 +481,11 @@ UNCHANGED: Final = f"s.xmin = (SELECT xmin FROM {_SESSION} WHERE {SESSION_BY_ID}
 FENCE_HOLDS: Final = "NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)"
 
 
-_MARK_STOPPED: Final = f", stopped_by = %(stopped_by)s, stopped_at = {_END}"
+# The first end of a run counts.
+_MARK: Final = f""", stopped_by = %(stopped_by)s, stopped_at = coalesce(
+                (SELECT ended_at FROM {_RUN} WHERE session_id = s.id AND run_id = %(run_id)s), {_END})"""
+_IS_NEWEST: Final = f"""%(run_id)s = (
+                SELECT run_id FROM {_RUN} WHERE session_id = s.id ORDER BY turn DESC LIMIT 1)"""
 
 
 @cache
@@ -481,22 +493,32 @@ def end_run(*, is_fenced: bool, is_stop: bool = False) -> Statement:
     """Return the statement that ends a run, locking the session as the portable form does.
 
     It checks the token while it holds the fence, and that no other run has replaced the run on its row. If
-    the run ``is_stop``, the session is marked as stopped.
+    the run ``is_stop``, the session is marked as stopped. Only the newest run may mark it, and
+    ``UNCHANGED`` ensures that it is still the newest one; otherwise, the portable form decides.
     """
+    conditions = [session_by_id("s")]
+    conditions += [UNCHANGED, _IS_NEWEST] if is_stop else []
+    conditions += [FENCE_HOLDS] if is_fenced else []
     return Statement(
         postgresql=f"""
         WITH {FENCE if is_fenced else ""}head AS (
-            UPDATE {_SESSION} SET version = version{_MARK_STOPPED if is_stop else ""}
-            WHERE {SESSION_BY_ID} {f"AND {FENCE_HOLDS}" if is_fenced else ""}
-            RETURNING id AS key
+            UPDATE {_SESSION} AS s SET version = version{_MARK if is_stop else ""}
+            WHERE {" AND ".join(conditions)} RETURNING id AS key
         ){_end_run("FROM head", "head.key", _END, is_fenced=is_fenced, records_call=True)}"""
     )
 
 
-def _unless_taken(column: str) -> str:
-    """Return NULL for a column about what has stopped a session, unless the id of the new run is taken."""
-    return f"""CASE WHEN s.stopped_by IS NOT NULL AND EXISTS (
-                    SELECT 1 FROM {_RUN} WHERE session_id = s.id AND run_id = %(run_id)s
+def _unless_refused(column: str) -> str:
+    """Return NULL for a column about what has stopped a session, unless the statement starts no run: the id
+    is taken, another run is running, or there is a request.
+    """
+    refused = (
+        f"SELECT 1 FROM {_RUN} WHERE session_id = s.id AND run_id = %(run_id)s",
+        f"SELECT 1 FROM {_RUN} WHERE session_id = s.id AND status = 'running'",
+        f"SELECT 1 FROM {_INTERRUPT} WHERE session_id = s.id",
+    )
+    return f"""CASE WHEN s.stopped_by IS NOT NULL AND (
+                    {" OR ".join(f"EXISTS ({each})" for each in refused)}
                 ) THEN s.{column} END"""
 
 
@@ -512,8 +534,8 @@ def start_run(*, is_expected: bool, is_fenced: bool) -> Statement:
     return Statement(
         postgresql=f"""
         WITH {FENCE if is_fenced else ""}head AS (
-            UPDATE {_SESSION} AS s SET version = version, stopped_by = {_unless_taken("stopped_by")},
-                stopped_at = {_unless_taken("stopped_at")}
+            UPDATE {_SESSION} AS s SET version = version, stopped_by = {_unless_refused("stopped_by")},
+                stopped_at = {_unless_refused("stopped_at")}
             WHERE {" AND ".join(conditions)} RETURNING id
         )
         INSERT INTO {_RUN} (session_id, run_id, turn, status, step_count, start_sequence, fencing_token,

@@ -11,6 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.core.types import Run
 from helix_store.exceptions import ConflictError, FencedOutError
+from helix_store.models import Session
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from tests.database.waiting import in_background, until_it_waits
 from tests.databases import CommittedDatabase
@@ -32,6 +33,7 @@ def ended_after(
     token: int | None,
     other: BaseDatabaseWrapper,
     database: CommittedDatabase,
+    status: str = "completed",
 ) -> Any:
     """What the end of the run comes to that began before ``meanwhile`` was committed."""
     others_store = DatabaseStateStore(other.alias, tenant=database.tenant)
@@ -39,9 +41,7 @@ def ended_after(
         meanwhile()
         outcome = in_background(
             other,
-            lambda: others_store.update_run(
-                "s", "run", status="completed", step_count=1, fencing_token=token
-            ),
+            lambda: others_store.update_run("s", "run", status=status, step_count=1, fencing_token=token),
         )
         until_it_waits(database, other)
     return outcome()
@@ -71,6 +71,35 @@ def test_the_first_end_time_counts_when_the_second_end_waited_for_it(
     assert (outcome.status, outcome.completion_reason, outcome.step_count) == ("completed", "first", 1)
     assert outcome.ended_at == ends[0].ended_at
     assert store.list_runs("s") == [outcome]
+
+
+def test_a_run_that_fails_while_the_next_one_starts_does_not_stop_the_session(
+    store: DatabaseStateStore, token: int, other: BaseDatabaseWrapper, postgres_db: CommittedDatabase
+) -> None:
+    outcome = ended_after(
+        lambda: store.start_run("s", "next", supersede=True),
+        token=None,
+        other=other,
+        database=postgres_db,
+        status="failed",
+    )
+    assert (outcome.run_id, outcome.status) == ("run", "failed")
+    session = Session.objects.using(postgres_db.alias).get(tenant=postgres_db.tenant)
+    assert (session.stopped_by, session.stopped_at) == (None, None)
+
+
+def test_a_run_that_fails_after_it_has_waited_stops_the_session(
+    store: DatabaseStateStore, token: int, other: BaseDatabaseWrapper, postgres_db: CommittedDatabase
+) -> None:
+    outcome = ended_after(
+        lambda: store.append_messages("s", [{"role": "user"}]),
+        token=token,
+        other=other,
+        database=postgres_db,
+        status="failed",
+    )
+    session = Session.objects.using(postgres_db.alias).get(tenant=postgres_db.tenant)
+    assert (session.stopped_by, session.stopped_at) == ("error", outcome.ended_at)
 
 
 def test_a_fence_that_is_older_than_the_lock_ends_no_run(

@@ -17,6 +17,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store import (
+    ConflictError,
     FencedOutError,
     InMemoryStore,
     InvalidQuery,
@@ -33,6 +34,7 @@ from helix_store import (
 )
 from helix_store.core import moments
 from helix_store.engine.database import Database
+from helix_store.exceptions import RunNotFound
 from helix_store.models import Effect, Lock, Run, Session
 from helix_store.stores.conditions import CONDITIONS, conditions_of, find_keys
 from helix_store.testing.usage.base import tokens
@@ -149,6 +151,103 @@ def test_an_earlier_run_that_fails_late_does_not_hide_the_newest_one(store: AnyS
     store.sessions.update_run("session", "second", status="failed", completion_reason="Late")
     store.sessions.update_run("session", "first", status="completed")
     assert conditions(store) == [("session", "crashed", "Late")]
+
+
+_STOPS: Final = {
+    "error": ("failed", "TimeoutError"),
+    "budget": ("interrupted", "budget:other"),
+    "effect": ("interrupted", "effect:pay"),
+}
+
+
+@for_each("stop", _STOPS)
+def test_an_earlier_run_that_stops_late_hides_no_crash(store: AnyStore, stop: str) -> None:
+    status, reason = _STOPS[stop]
+    store.new_session("session", agent_type="agent")
+    store.sessions.start_run("session", "first")
+    store.sessions.start_run("session", "second", supersede=True)
+    newest = store.sessions.update_run("session", "second", status="failed", completion_reason="Newest")
+    store.sessions.update_run("session", "first", status=status, completion_reason=reason)
+    assert conditions(store) == [("session", "crashed", "Newest")]
+    assert store.find_stuck()[0].since == newest.ended_at
+
+
+def test_an_earlier_run_that_fails_late_hides_no_budget(
+    store: AnyStore, ready: list[tuple[str, str]]
+) -> None:
+    store.new_session("session", agent_type="agent")
+    store.sessions.start_run("session", "first")
+    store.sessions.update_run("session", "first", status="interrupted")
+    stop_by_budget(store, "session")
+    store.sessions.update_run("session", "first", status="failed", completion_reason="TimeoutError")
+    assert conditions(store) == [("session", "over_budget", "budget")]
+    if isinstance(store, Store):
+        store.budgets.set_budget("budget", scope="tree", value="session", limit_tokens=100)
+        assert announce_ready(using=store.alias, tenant=store.tenant) == 1
+        assert ready == [("session", "budget")]
+
+
+def test_a_run_that_does_not_exist_hides_no_crash(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    crash(store, "session")
+    for status, reason in _STOPS.values():
+        with pytest.raises(RunNotFound):
+            store.sessions.update_run("session", "nobody", status=status, completion_reason=reason)
+    assert conditions(store) == [("session", "crashed", "Broken")]
+    store.new_session("fine", agent_type="agent")
+    with pytest.raises(RunNotFound):
+        store.sessions.update_run("fine", "nobody", status="failed")
+    if isinstance(store, Store):
+        rows = Session.objects.using(store.alias).filter(tenant=store.tenant)
+        assert rows.get(session_id="fine").stopped_by is None
+
+
+def test_the_end_of_a_superseded_run_that_is_refused_hides_no_budget(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    store.sessions.start_run("session", "first")
+    stop_by_budget(store, "session")
+    lock = store.locks.acquire("session")
+    assert lock is not None
+    with pytest.raises(ConflictError, match="superseded"):
+        store.sessions.update_run("session", "first", status="failed", fencing_token=lock.fencing_token)
+    lock.release()
+    assert conditions(store) == [("session", "over_budget", "budget")]
+
+
+def test_an_earlier_run_that_runs_again_hides_no_crash(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    store.sessions.start_run("session", "first")
+    store.sessions.update_run("session", "first", status="interrupted")
+    crash(store, "session")
+    store.sessions.update_run("session", "first", status="running")
+    assert conditions(store) == [("session", "crashed", "Broken")]
+    with pytest.raises(ConflictError):
+        store.sessions.start_run("session", "third")
+    assert conditions(store) == [("session", "crashed", "Broken")]
+    store.sessions.update_run("session", "first", status="completed")
+    assert conditions(store) == [("session", "crashed", "Broken")]
+    store.sessions.start_run("session", "third")
+    assert conditions(store) == []
+
+
+def test_a_stopped_run_that_runs_again_stops_no_more(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    store.sessions.start_run("session", "run")
+    store.sessions.update_run("session", "run", status="interrupted", completion_reason="effect:pay")
+    store.sessions.update_run("session", "run", status="running")
+    if isinstance(store, Store):
+        rows = Session.objects.using(store.alias).filter(tenant=store.tenant)
+        assert rows.get().stopped_by is None
+    store.sessions.update_run("session", "run", status="failed", completion_reason="Broken")
+    assert conditions(store) == [("session", "crashed", "Broken")]
+
+
+def test_the_first_end_of_a_run_counts(store: AnyStore) -> None:
+    store.new_session("session", agent_type="agent")
+    store.sessions.start_run("session", "run")
+    ended_at = store.sessions.update_run("session", "run", status="interrupted").ended_at
+    store.sessions.update_run("session", "run", status="failed", completion_reason="Broken")
+    assert [each.since for each in store.find_stuck()] == [ended_at]
 
 
 def test_a_run_whose_id_is_taken_does_not_hide_a_crash(store: AnyStore) -> None:
