@@ -62,11 +62,11 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Session
 from helix_store.models.sessions import NON_TERMINAL, SessionQuerySet
-from helix_store.sessions.calls import submit_default
+from helix_store.sessions.calls import due_calls_of, submit_default
 from helix_store.sessions.heads import delete_tree, tree_keys
 from helix_store.sessions.locking import first_row, lock_sessions
 from helix_store.sessions.store import StateStoreBase
-from helix_store.sessions.tool_calls import default_answer, due_calls
+from helix_store.sessions.tool_calls import default_answer, due_calls, overdue_in
 from helix_store.signals import EXPIRY_SIGNALS, announce
 from helix_store.stores.store import DatabaseStateStore, InMemoryStateStore
 
@@ -132,10 +132,13 @@ class StateStoreCleanup:
         return CleanupOutcome.MARKED
 
     def overdue_calls(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:
+        if isinstance(self._store, StateStoreBase):
+            return self._store, due_calls_of(self._store, key.session_id, now)
         state = self._store.load_state(key.session_id)
         pending = {} if state is None else state.pending_client_tool_calls
-        text = encode(pending, limit=UNLIMITED)
-        return self._store, due_calls(key.session_id, text, datetime_to_milliseconds(now))
+        # Another store has no decisions: its state says what is answered.
+        overdue = overdue_in(encode(pending, limit=UNLIMITED), None, datetime_to_milliseconds(now))
+        return self._store, due_calls(key.session_id, overdue.unanswered)
 
     def delete(
         self, key: SessionKey, before: datetime, providers: Mapping[str, WorkspaceProvider]
@@ -327,10 +330,8 @@ class DatabaseCleanup:
 
     def overdue_calls(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:
         """Return a session's calls that are past their deadline, and the store that accepts their answers."""
-        pending = self._with_keys([key]).values_list("pending_client_tool_calls", flat=True)
-        text = self._db.query(lambda: first_row(pending))
         store = DatabaseStateStore(self._using, tenant=key.tenant)
-        return store, due_calls(key.session_id, text, datetime_to_milliseconds(now))
+        return store, due_calls_of(store, key.session_id, now)
 
     def delete(
         self, key: SessionKey, before: datetime, providers: Mapping[str, WorkspaceProvider]

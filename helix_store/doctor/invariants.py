@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from operator import or_
@@ -81,7 +82,8 @@ from helix_store.sessions.state import (
     graph_values,
     require_readable_envelope,
 )
-from helix_store.sessions.tool_calls import earliest_deadline
+from helix_store.sessions.tool_calls import ToolCalls, earliest_deadline
+from helix_store.sessions.waiting import open_calls
 from helix_store.streams.watching import notify_after_commit
 
 _SESSION: Final = table(Session)
@@ -328,6 +330,9 @@ def histories(db: Database, keys: list[int]) -> Iterator[Fault]:
             yield fault("message-hole", "message", tenant, name, f"{number} of {last}", key=key)
 
 
+_PENDING: Final = ("pending_client_tool_calls", "live_decisions")
+
+
 @each(Session, "deadline-off")
 def deadlines(db: Database, keys: list[int]) -> Iterator[Fault]:
     rows = (
@@ -335,18 +340,18 @@ def deadlines(db: Database, keys: list[int]) -> Iterator[Fault]:
         .filter(pk__in=keys)
         .exclude(pending_client_tool_calls__isnull=True, pending_deadline__isnull=True)
     )
-    columns = ("tenant", "session_id", "pk", "pending_client_tool_calls", "pending_deadline")
-    for tenant, name, key, calls, deadline in fetched(db, rows.values_list(*columns)):
-        if _has_deadline_off(calls, deadline):
+    columns = ("tenant", "session_id", "pk", "pending_deadline", *_PENDING)
+    found: dict[int, tuple[str, str, Any]] = {}
+    calls: dict[int, ToolCalls] = {}
+    for tenant, name, key, deadline, pending, live in fetched(db, rows.values_list(*columns)):
+        # Unreadable calls are a separate fault.
+        with suppress(IntegrityFault):
+            calls[key] = ToolCalls.stored(pending, None, live)
+            found[key] = tenant, name, deadline
+    still_open = open_calls(db, calls)
+    for key, (tenant, name, deadline) in found.items():
+        if earliest_deadline(still_open[key]) != deadline:
             yield fault("deadline-off", "session", tenant, name, key=key)
-
-
-def _has_deadline_off(calls: str | None, deadline: Any) -> bool:
-    """Return whether the deadline does not match that of the calls. Unreadable calls are a separate fault."""
-    try:
-        return bool(earliest_deadline({} if calls is None else decode_object(calls)) != deadline)
-    except IntegrityFault:
-        return False
 
 
 # --- Owners ------------------------------------------------------------------------------------------
@@ -802,8 +807,8 @@ def _message_count(db: Database, head: Session) -> None:
 
 
 def _deadline(db: Database, head: Session) -> None:
-    calls = head.pending_client_tool_calls
-    _update(db, head, pending_deadline=earliest_deadline({} if calls is None else decode_object(calls)))
+    calls = ToolCalls.stored(head.pending_client_tool_calls, None, head.live_decisions)
+    _update(db, head, pending_deadline=earliest_deadline(open_calls(db, {head.pk: calls})[head.pk]))
 
 
 def _current(db: Database, head: Session) -> None:

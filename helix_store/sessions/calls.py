@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from helix_store import conf
@@ -594,6 +595,14 @@ def approved_call(backend: Backend, session_id: str, tool_call_id: str) -> tuple
     Raises `NotApproved`.
     """
     return backend.waiting.approved_call(session_id, validation.identifier(tool_call_id, "tool_call_id"))
+
+
+def due_calls_of(store: WaitingCalls, session_id: str, now: datetime) -> list[PendingToolCall]:
+    """Return the calls of one session that nobody has answered and that are due by ``now``.
+
+    Raises `IntegrityFault`.
+    """
+    return store._backend.waiting.due_calls(session_id, now)
 
 
 def submit_default(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from django.db.models import QuerySet
@@ -49,7 +50,13 @@ from helix_store.sessions.statements import (
     DELETE_STAGED,
     LATEST_CHECKPOINT,
 )
-from helix_store.sessions.tool_calls import approvals_in_branch, are_kinds_shown, opened_calls
+from helix_store.sessions.tool_calls import (
+    approvals_in_branch,
+    are_kinds_shown,
+    opened_calls,
+    waiting_calls,
+)
+from helix_store.sessions.waiting import decisions_of
 from helix_store.signals import announce, session_waiting
 
 
@@ -122,7 +129,8 @@ class DatabaseCheckpoints(DatabaseOperations):
         if row is None:
             raise CheckpointNotFound(checkpoint_id)
         state = _checkpoint_from(row, session_id).state
-        columns = written_columns(encode_state(state, AS_STORED), vars(head))
+        encoded = encode_state(state, AS_STORED)
+        columns = written_columns(encoded, vars(head), partial(decisions_of, self.db, head.pk))
         if not head.current_is_checkpoint:
             CheckpointRow.objects.using(self.db.alias).filter(pk=current_key(head)).delete()
         # The deltas of a base belong to the steps directly after it: no remaining checkpoint needs a deleted
@@ -135,7 +143,9 @@ class DatabaseCheckpoints(DatabaseOperations):
         ).delete()
         self.db.execute(DELETE_STAGED, {"key": head.pk, "at": moments.now()})
         cut_history(self.db, head, row["message_count"])
-        if opened := opened_calls(vars(head), state):
+        before, after = waiting_calls(vars(head)), waiting_calls({"live_decisions": None, **columns})
+        decisions = decisions_of(self.db, head.pk, before.claimed.keys() | after.claimed.keys())
+        if opened := opened_calls(before, after, decisions):
             root_id = head.root_session_id or session_id
             announce(self.db, session_id, [session_waiting], tool_call_ids=opened, root_session_id=root_id)
         return advance(

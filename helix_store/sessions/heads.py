@@ -96,6 +96,7 @@ from helix_store.sessions.statements import (
     TREE_KEYS,
 )
 from helix_store.sessions.tool_calls import LiveDecisions, call_in
+from helix_store.sessions.waiting import decisions_of
 from helix_store.signals import announce, signals_of_status
 from helix_store.streams.database import delete_orphaned_streams, streams_of
 
@@ -366,7 +367,7 @@ class DatabaseSessions(DatabaseOperations):
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
         head = lock_session(self.db, session_id, guard, "client_tool_call_ownership", "live_decisions")
         at = moments.now()
-        columns = written_columns(encoded, vars(head))
+        columns = written_columns(encoded, vars(head), partial(decisions_of, self.db, head.pk))
         pointer = write_current(
             self.db,
             head,

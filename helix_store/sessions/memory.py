@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -123,11 +122,14 @@ from helix_store.sessions.tool_calls import (
     ToolCalls,
     approvals_in_branch,
     claimed_ownership,
+    due_calls,
     has_answers,
     may_be_own,
     opened_calls,
+    overdue_in,
     owner_of,
-    readable_due_calls,
+    readable_overdue,
+    waiting_calls,
     without_used,
 )
 from helix_store.sessions.waiting import RESUMED_COLUMNS, Suspension, require_suspended, resumed_state
@@ -563,9 +565,9 @@ class MemoryCheckpoints(MemoryOperations):
                 if checkpoint.version <= target.version
             }
             draft.staged.clear()
-            before = dict(draft.columns)
+            before = waiting_calls(draft.columns)
             version = draft.write_state(target.encoded)
-            opened = opened_calls(before, draft.state())
+            opened = opened_calls(before, waiting_calls(draft.columns), draft.decisions)
         self._scope.announce_waiting(session_id, _tree_of(draft), opened)
         return version
 
@@ -773,14 +775,14 @@ class MemoryWaiting(MemoryOperations):
                     submitted_at=submitted_at,
                     status=owner.columns["status"],
                     version=owner.version + 1,
-                    decisions=partial(_decisions, owner, tool_call_id),
+                    decisions=owner.decisions,
                 )
                 version = None
                 if outcome in STORED_ANSWERS:
                     if calls.decision is not None:
                         owner.decisions.append(calls.decision)
-                    version = owner.write(**calls.columns(answer.limits))
-        if version is not None and calls.is_answered:
+                    version = owner.write(**calls.columns(answer.limits, owner.decisions))
+        if version is not None and calls.is_answered(owner.decisions):
             self._scope.announce(owner_id, [session_answered])
         return Submission(
             outcome=outcome,
@@ -806,7 +808,7 @@ class MemoryWaiting(MemoryOperations):
             calls = ToolCalls.of(draft.columns)
             taken = calls.take()
             if taken:
-                draft.write(**calls.columns(self._scope.limits))
+                draft.write(**calls.columns(self._scope.limits, draft.decisions))
             return taken
 
     def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
@@ -817,11 +819,21 @@ class MemoryWaiting(MemoryOperations):
             call
             for record in records
             if not SessionStatus(record.columns["status"]).is_terminal
-            for call in readable_due_calls(
-                record.session_id, record.columns["pending_client_tool_calls"], now_milliseconds
+            for call in due_calls(
+                record.session_id,
+                readable_overdue(record.session_id, *_pending(record), now_milliseconds).open(
+                    record.decisions
+                ),
             )
         ]
         return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
+
+    def due_calls(self, session_id: str, now: datetime) -> list[PendingToolCall]:
+        record = self._scope.find(session_id)
+        if record is None:
+            return []
+        overdue = overdue_in(*_pending(record), datetime_to_milliseconds(now))
+        return due_calls(session_id, overdue.open(record.decisions))
 
     def _owner_of(self, session_id: str, tool_call_id: str) -> str:
         """Return the call's owner according to the root; by default the session itself is the owner."""
@@ -841,7 +853,8 @@ class MemoryWaiting(MemoryOperations):
                 ended = replace(running.run, status=RunStatus(suspension.kind), ended_at=moments.now())
                 draft.runs[ended.run_id] = replace(running, run=ended)
             version = draft.write(**columns)
-        if suspension.is_answered(draft.columns["pending_client_tool_calls"]):
+        calls = suspension.waits_for(*_pending(draft))
+        if calls is not None and calls.is_answered(draft.decisions):
             self._scope.announce(session_id, [session_answered])
         self._scope.announce_waiting(session_id, _tree_of(draft), opened)
         return version
@@ -867,6 +880,10 @@ def _used_decisions(draft: SessionRecord, askings: Collection[int], **used_by: A
     ]
 
 
+def _pending(record: SessionRecord) -> tuple[str | None, Any]:
+    return record.columns["pending_client_tool_calls"], record.columns["live_decisions"]
+
+
 def _decisions(record: SessionRecord, tool_call_id: str) -> list[StoredDecision]:
     return [each for each in record.decisions if each.tool_call_id == tool_call_id]
 
@@ -883,7 +900,7 @@ def _asked_columns(
     asked = ToolCalls.of(owner.columns)
     opened = asked.add(calls)
     if opened:
-        columns = asked.columns(scope.limits)
+        columns = asked.columns(scope.limits, owner.decisions)
     root_id = _tree_of(owner)
     root = owner if root_id == owner.session_id else scope.find(root_id) or owner
     ownership = root.columns["client_tool_call_ownership"]
@@ -962,10 +979,7 @@ class MemoryEffects(MemoryOperations):
                 return False
             draft.effects[effect_id] = settlement.settled(stored, at=moments.now())
             is_last = not any(each.state in ("started", "unknown") for each in draft.effects.values())
-            columns = draft.columns
-            goes_on = is_last and can_go_on(
-                columns["status"], columns["suspension_kind"], columns["pending_client_tool_calls"]
-            )
+            goes_on = is_last and can_go_on(draft.columns, lambda _: draft.decisions)
         if goes_on:
             self._scope.announce(session_id, [session_answered])
         return True

@@ -235,7 +235,7 @@ class SessionRecord:
 
     def write_state(self, encoded: EncodedState) -> int:
         """Write a whole state, as `write` does. Raises `ConflictError` if the mode differs."""
-        columns = written_columns(encoded, self.columns)
+        columns = written_columns(encoded, self.columns, lambda _: self.decisions)
         self.payload = encoded.payload
         self.envelope = encoded.envelope
         return self.write(**columns)

@@ -17,7 +17,7 @@ import copy
 import json
 import marshal
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -65,6 +65,8 @@ from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.sessions.deltas import apply_delta, decode_with_delta, require_delta
 from helix_store.sessions.tool_calls import (
     LiveDecisions,
+    StoredDecision,
+    ToolCalls,
     current_calls,
     earliest_deadline,
     kept_ownership,
@@ -420,6 +422,8 @@ class EncodedState:
     """The marks of the state's calls, without which decisions about them end."""
     converted: Mapping[str, Any] = field(default_factory=dict)
     """The head's fields that a load returns in another form than the state, with their values."""
+    doubtful: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """The calls with an answer in the state whose deadline comes first, unless somebody has answered them."""
 
 
 def encode_state(
@@ -464,6 +468,7 @@ def encode_state(
         entries,
         marks_of(*calls) if any(calls) else {},
         converted_fields(state),
+        ToolCalls(calls[0], {}).doubtful if calls[0] else {},
     )
 
 
@@ -527,7 +532,7 @@ def _columns(head: dict[str, Any], texts: Mapping[str, str], state: SessionState
     for name in JSON_COLUMNS:
         columns[name] = texts.get(name)
     pending = state.pending_client_tool_calls
-    columns["pending_deadline"] = earliest_deadline(pending) if pending else None
+    columns["pending_deadline"] = earliest_deadline(ToolCalls(pending, {}).unanswered) if pending else None
     return columns
 
 
@@ -622,11 +627,16 @@ SUPERSEDED: Final = "superseded"
 """The completion reason of a run that another run replaced."""
 
 
-def written_columns(encoded: EncodedState, stored: Mapping[str, Any]) -> dict[str, Any]:
+def written_columns(
+    encoded: EncodedState,
+    stored: Mapping[str, Any],
+    decisions: Callable[[Collection[str]], Iterable[StoredDecision]],
+) -> dict[str, Any]:
     """Return the head's columns for a whole state that is written over a session with ``stored`` columns.
 
     The mode is set only once; a write without a mode keeps it. Decisions about calls that the state does not
-    have end. Raises `ConflictError` if the mode differs.
+    have end. ``decisions`` reads those about calls; it is only called if an answer in the state may be the
+    agent's own, so that the deadline of the call still counts. Raises `ConflictError` if the mode differs.
     """
     columns, mode = encoded.columns, stored["mode"]
     if mode is not None and columns["mode"] not in (None, mode):
@@ -639,6 +649,10 @@ def written_columns(encoded: EncodedState, stored: Mapping[str, Any]) -> dict[st
         live = LiveDecisions(stored["live_decisions"])
         live.keep(encoded.marks)
         written["live_decisions"] = live.column()
+    doubtful = ToolCalls(encoded.doubtful, {}, written.get("live_decisions"))
+    if doubtful.claimed:
+        deadline = earliest_deadline(doubtful.open(decisions(doubtful.claimed)))
+        written["pending_deadline"] = deadline or written["pending_deadline"]
     return written
 
 

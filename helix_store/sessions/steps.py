@@ -113,6 +113,7 @@ from helix_store.sessions.statements import (
     step_statement,
 )
 from helix_store.sessions.tool_calls import has_answers, without_used
+from helix_store.sessions.waiting import decisions_of
 from helix_store.signals import announce, signals_of_status
 
 
@@ -454,7 +455,8 @@ class DatabaseSteps(DatabaseOperations):
 
     def _commit(self, step: StepWrite, call: Call) -> StepCommit:
         commit = None
-        if step.operation_id is None and not step.uses and call.has_fast_writes:
+        is_simple = step.operation_id is None and not (step.uses or step.encoded.doubtful)
+        if is_simple and call.has_fast_writes:
             commit = self._in_one_statement(step, call)
         if commit is None:
             commit = self.db.transaction(partial(self._commit_locked, step), call)
@@ -586,7 +588,7 @@ class DatabaseSteps(DatabaseOperations):
         if step.run_id is not None and not run_exists:
             raise RunNotFound(step.run_id)
         state, encoded = step.stored_state(has_due_posts=has_due_posts)
-        written = written_columns(encoded, vars(head))
+        written = written_columns(encoded, vars(head), partial(decisions_of, self.db, head.pk))
         encoded = step.promote(staged, state, encoded)
         received = self._received(head, step, at) if has_due_posts else []
         message_count = insert_messages(self.db, head, [*step.encoded_messages, *received], at=at)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -49,7 +49,6 @@ from helix_store.core.types import (
     TERMINAL_STATUSES,
     UNSET,
     PendingToolCall,
-    SessionState,
     SubmissionOutcome,
 )
 from helix_store.exceptions import (
@@ -696,11 +695,9 @@ class ToolCalls:
             if (entry := _entry(value)) and "submitted_at" not in entry
         }
 
-    @property
-    def is_answered(self) -> bool:
-        """True if there are answers to take and no open call."""
-        entries = [entry for value in self.pending.values() if (entry := _entry(value))]
-        return bool(entries) and all("submitted_at" in entry for entry in entries)
+    def is_answered(self, decisions: Iterable[StoredDecision]) -> bool:
+        """Return whether there are answers to take and no call is `open`."""
+        return any(map(_entry, self.pending.values())) and not self.open(decisions)
 
     @property
     def claimed(self) -> dict[str, dict[str, Any]]:
@@ -714,13 +711,23 @@ class ToolCalls:
             and not _NOT_IN_IDS.search(tool_call_id)
         }
 
+    @property
+    def doubtful(self) -> dict[str, dict[str, Any]]:
+        """The claimed approvals whose deadlines come before those of all unanswered calls."""
+        deadline = earliest_deadline(self.unanswered)
+        return {
+            tool_call_id: entry
+            for tool_call_id, entry in self.claimed.items()
+            if (own := earliest_deadline({tool_call_id: entry})) and (deadline is None or own < deadline)
+        }
+
     def open(self, decisions: Iterable[StoredDecision]) -> dict[str, dict[str, Any]]:
         """Return the calls that somebody still has to answer. ``decisions`` include those of `claimed` calls.
 
         An answer to an approval that only the state holds has no effect.
         """
         claimed = self.claimed
-        for each in decisions:
+        for each in decisions if self.decision is None else (*decisions, self.decision):
             if each.tool_call_id in claimed and is_over(each, claimed[each.tool_call_id]):
                 del claimed[each.tool_call_id]
         return {
@@ -753,19 +760,17 @@ class ToolCalls:
         submitted_at: int,
         status: str,
         version: int,
-        decisions: Callable[[], Sequence[StoredDecision]],
+        decisions: Sequence[StoredDecision],
     ) -> SubmissionOutcome:
         """Store an answer to an open call, unless the session has ended. The first final answer counts.
 
-        ``version`` is the next version of the session. ``decisions`` reads those of the call; it is only
-        called if the call is `claimed`. Raises `NotPermitted` and `InvalidPayload`.
+        ``version`` is the next version of the session. ``decisions`` are those of the `claimed` calls. Raises
+        `NotPermitted` and `InvalidPayload`.
         """
         entry = _entry(self.pending.get(tool_call_id))
         if tool_call_id in self.completed:
             return SubmissionOutcome.ALREADY_COMPLETED
-        if "submitted_at" in entry and tool_call_id not in self.open(
-            decisions() if tool_call_id in self.claimed else ()
-        ):
+        if "submitted_at" in entry and tool_call_id not in self.open(decisions):
             return SubmissionOutcome.ALREADY_COMPLETED
         if not entry or status in TERMINAL_STATUSES:
             return SubmissionOutcome.UNKNOWN_TOOL_CALL
@@ -843,14 +848,17 @@ class ToolCalls:
         """Return the completed calls in their stored form."""
         return _within(self.completed, limits.max_state_bytes // _SHARE_OF_COMPLETED)
 
-    def columns(self, limits: Limits) -> dict[str, Any]:
-        """Return the columns of the session's head. Raises `LimitExceeded` if pending calls are too large."""
+    def columns(self, limits: Limits, decisions: Iterable[StoredDecision]) -> dict[str, Any]:
+        """Return the columns of the session's head. ``decisions`` include those of `doubtful` calls.
+
+        Raises `LimitExceeded` if pending calls are too large.
+        """
         completed = self.kept(limits)
         decided = {} if self.decision is None else {"live_decisions": self.live.column()}
         return {
             **decided,
             "pending_client_tool_calls": _column("pending_client_tool_calls", self.pending, limits),
-            "pending_deadline": earliest_deadline(self.pending),
+            "pending_deadline": earliest_deadline(self.open(decisions)),
             "completed_client_tool_calls": _column("completed_client_tool_calls", completed, limits),
         }
 
@@ -914,19 +922,24 @@ def _taken(tool_call_id: str, reason: str) -> ConflictError:
     )
 
 
-def opened_calls(before: Mapping[str, Any], after: SessionState) -> list[str]:
-    """Return the ids of the calls that a write of a whole state opens; ``before`` are the columns before it.
+def waiting_calls(columns: Mapping[str, Any]) -> ToolCalls:
+    """Return the calls of a session that can still be answered, given its columns.
 
     The calls of a session that has ended are not open. A state that cannot be read has none.
     """
-    opened = ToolCalls(after.pending_client_tool_calls, {}).unanswered
-    if not opened or after.status in TERMINAL_STATUSES:
-        return []
-    if before["status"] not in TERMINAL_STATUSES:
+    if columns["status"] not in TERMINAL_STATUSES:
         with suppress(IntegrityFault):
-            known = ToolCalls.stored(before["pending_client_tool_calls"], None).unanswered
-            return [tool_call_id for tool_call_id in opened if tool_call_id not in known]
-    return list(opened)
+            return ToolCalls.stored(columns["pending_client_tool_calls"], None, columns["live_decisions"])
+    return ToolCalls({}, {})
+
+
+def opened_calls(before: ToolCalls, after: ToolCalls, decisions: Sequence[StoredDecision]) -> list[str]:
+    """Return the ids of the calls that a write of a whole state opens; both are `waiting_calls`.
+
+    ``decisions`` include those of the `claimed` calls of both.
+    """
+    known = before.open(decisions)
+    return [tool_call_id for tool_call_id in after.open(decisions) if tool_call_id not in known]
 
 
 def approvals_in_branch(completed: dict[str, Any], decided: Container[str]) -> dict[str, Any]:
@@ -955,22 +968,28 @@ def has_answers(pending: Mapping[str, Any]) -> bool:
     return any("submitted_at" in _entry(call) for call in pending.values())
 
 
-def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:
-    """Return the deadline of the first unanswered call; entries without a usable deadline wait forever."""
-    deadlines = [
-        entry["deadline"]
-        for entry in pending.values()
-        if type(entry) is dict and "submitted_at" not in entry and type(entry.get("deadline")) is int
-    ]
+def earliest_deadline(calls: Mapping[str, Mapping[str, Any]]) -> datetime | None:
+    """Return the earliest deadline of open calls; calls without a usable deadline wait forever."""
+    deadlines = [call["deadline"] for call in calls.values() if type(call.get("deadline")) is int]
     usable = [deadline for deadline in deadlines if 0 <= deadline <= validation.MAX_EPOCH_MILLISECONDS]
     return validation.milliseconds_to_datetime(min(usable)) if usable else None
 
 
-def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
-    """Return the calls in a column of pending calls that have no answer and are due by ``now``.
+def overdue_in(pending: str | None, live: Any, now: int) -> ToolCalls:
+    """Return the calls in a column of pending calls whose deadline has passed, answered or not.
 
     Raises `IntegrityFault`.
     """
+    calls = {
+        tool_call_id: entry
+        for tool_call_id, value in _stored(pending).items()
+        if type((entry := _entry(value)).get("deadline")) is int and entry["deadline"] <= now
+    }
+    return ToolCalls(calls, {}, live)
+
+
+def due_calls(session_id: str, calls: Mapping[str, Mapping[str, Any]]) -> list[PendingToolCall]:
+    """Return the values of open calls whose deadline has passed."""
     return [
         PendingToolCall(
             session_id=session_id,
@@ -980,20 +999,17 @@ def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToo
             approval_id=_text(entry.get("approval_id")),
             on_expiry=entry.get("on_expiry"),
         )
-        for tool_call_id, value in _stored(pending).items()
-        if "submitted_at" not in (entry := _entry(value))
-        and type(entry.get("deadline")) is int
-        and entry["deadline"] <= now
+        for tool_call_id, entry in calls.items()
     ]
 
 
-def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
-    """Return `due_calls`; for an unreadable row, log a warning instead, so that other sessions continue."""
+def readable_overdue(session_id: str, pending: str | None, live: Any, now: int) -> ToolCalls:
+    """Return `overdue_in`; for an unreadable row, log a warning instead, so that other sessions continue."""
     try:
-        return due_calls(session_id, pending, now)
+        return overdue_in(pending, live, now)
     except IntegrityFault as fault:
         _logger.warning("The pending tool calls of session %r cannot be read: %s", session_id, fault)
-        return []
+        return ToolCalls({}, {})
 
 
 def owner_of(ownership: str | None, tool_call_id: str) -> str | None:

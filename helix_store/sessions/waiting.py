@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -33,6 +33,7 @@ from helix_store.models import Decision, Run, Session
 from helix_store.sessions.locking import (
     advance,
     check_guard,
+    first_row,
     lock_known_session,
     lock_root_with_call,
     lock_session,
@@ -49,9 +50,11 @@ from helix_store.sessions.tool_calls import (
     StoredDecision,
     ToolCalls,
     claimed_ownership,
+    due_calls,
     may_be_own,
+    overdue_in,
     owner_of,
-    readable_due_calls,
+    readable_overdue,
 )
 from helix_store.signals import announce, session_answered, session_waiting
 
@@ -77,10 +80,10 @@ class Suspension:
     def kind(self) -> str:
         return str(self.columns["suspension_kind"])
 
-    def is_answered(self, pending: str | None) -> bool:
-        """Return whether all calls that the session waits for were answered before it was suspended."""
+    def waits_for(self, pending: str | None, live: Any) -> ToolCalls | None:
+        """Return the session's calls if it waits for them. They may have been answered before."""
         waits = self.kind == RunStatus.SUSPENDED_CLIENT_TOOL
-        return waits and ToolCalls.stored(pending, None).is_answered
+        return ToolCalls.stored(pending, None, live) if waits else None
 
     def require_allowed(self, status: str) -> None:
         """Raise `ConflictError` if the session has ended: `resume` would make it active again."""
@@ -125,8 +128,31 @@ _CALL_COLUMNS: Final = (
     "client_tool_call_ownership",
 )
 _ANSWER_COLUMNS: Final = (*_CALL_COLUMNS, "live_decisions")
+_PENDING: Final = ("pending_client_tool_calls", "live_decisions")
 _DECISION_COLUMNS: Final = StoredDecision._fields
 _OF_CALL: Final = tuple(f"decision__{name}" for name in _DECISION_COLUMNS)
+
+
+def decisions_about(db: Database, claimed: Mapping[int, Collection[str]]) -> dict[int, list[StoredDecision]]:
+    """Return the final decisions about calls of sessions by key, inside a query or transaction.
+
+    This takes one statement, or none without calls. What was approved can be long, and is left out.
+    """
+    decisions: dict[int, list[StoredDecision]] = {key: [] for key in claimed}
+    ids = sorted({*chain(*claimed.values())})
+    if ids:
+        rows: Any = Decision.objects.using(db.alias).filter(is_final=True).order_by()
+        rows = with_keys(db, rows, "session", [key for key, of_session in claimed.items() if of_session])
+        rows = with_keys(db, rows, "tool_call_id", ids, column_type="text")
+        columns = [name for name in _DECISION_COLUMNS if name != "content"]
+        for key, *row in rows.values_list("session_id", *columns):
+            decisions[key].append(StoredDecision(content=None, **dict(zip(columns, row, strict=True))))
+    return decisions
+
+
+def decisions_of(db: Database, key: int, claimed: Collection[str]) -> list[StoredDecision]:
+    """Return the `decisions_about` the calls of one session."""
+    return decisions_about(db, {key: claimed})[key]
 
 
 def open_calls(db: Database, sessions: Mapping[int, ToolCalls]) -> dict[int, dict[str, dict[str, Any]]]:
@@ -135,15 +161,7 @@ def open_calls(db: Database, sessions: Mapping[int, ToolCalls]) -> dict[int, dic
     This takes one statement if a state holds an answer that may be the agent's own, otherwise none.
     """
     claimed = {key: ids for key, calls in sessions.items() if (ids := list(calls.claimed))}
-    decisions: dict[int, list[StoredDecision]] = {key: [] for key in claimed}
-    if claimed:
-        rows: Any = Decision.objects.using(db.alias).filter(is_final=True).order_by()
-        rows = with_keys(db, rows, "session", list(claimed))
-        rows = with_keys(db, rows, "tool_call_id", sorted({*chain(*claimed.values())}), column_type="text")
-        # What was approved can be long, and does not matter here.
-        columns = [name for name in _DECISION_COLUMNS if name != "content"]
-        for key, *row in db.query(lambda: list(rows.values_list("session_id", *columns))):
-            decisions[key].append(StoredDecision(content=None, **dict(zip(columns, row, strict=True))))
+    decisions = db.query(partial(decisions_about, db, claimed)) if claimed else {}
     return {key: calls.open(decisions.get(key, ())) for key, calls in sessions.items()}
 
 
@@ -187,7 +205,7 @@ class DatabaseWaiting(DatabaseOperations):
             raise ConflictError(
                 "The owner of the calls is in another tree; choose a session of the same tree."
             )
-        locked = lock_sessions_of_tree(self.db, {owner_id, root_id}, *_CALL_COLUMNS)
+        locked = lock_sessions_of_tree(self.db, {owner_id, root_id}, *_ANSWER_COLUMNS)
         owner = locked.get(owner_id)
         if owner is None:
             raise missing_session(self.db, owner_id)
@@ -209,20 +227,21 @@ class DatabaseWaiting(DatabaseOperations):
             if owner is None or (owner.root_session_id or owner_id) != root_id:
                 return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
         calls = ToolCalls.of(vars(owner))
+        decisions = decisions_of(self.db, owner.pk, calls.claimed)
         outcome = calls.answer(
             tool_call_id,
             answer,
             submitted_at=submitted_at,
             status=owner.status,
             version=owner.version + 1,
-            decisions=partial(self._decisions, owner, tool_call_id),
+            decisions=decisions,
         )
         version = None
         if outcome in STORED_ANSWERS:
             if calls.decision is not None:
                 insert_row(self.db, Decision, {"session_id": owner.pk, **calls.decision._asdict()})
-            version = advance(self.db, owner, **calls.columns(answer.limits))
-            if calls.is_answered:
+            version = advance(self.db, owner, **calls.columns(answer.limits, decisions))
+            if calls.is_answered(decisions):
                 announce(self.db, owner_id, [session_answered])
         return Submission(
             outcome=outcome,
@@ -230,13 +249,6 @@ class DatabaseWaiting(DatabaseOperations):
             session_id=None if outcome is SubmissionOutcome.UNKNOWN_TOOL_CALL else owner_id,
             new_version=version,
         )
-
-    def _decisions(self, owner: Session, tool_call_id: str) -> list[StoredDecision]:
-        decisions = Decision.objects.using(self.db.alias).filter(
-            session_id=owner.pk, tool_call_id=tool_call_id
-        )
-        rows = decisions.order_by("version").values_list(*_DECISION_COLUMNS)
-        return [StoredDecision(*row) for row in rows]
 
     @reads
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, int, ApprovedCall]:
@@ -280,7 +292,8 @@ class DatabaseWaiting(DatabaseOperations):
         calls = ToolCalls.of(vars(head))
         taken = calls.take()
         if taken:
-            advance(self.db, head, **calls.columns(self.db.limits))
+            # No answer is left that could be the agent's own.
+            advance(self.db, head, **calls.columns(self.db.limits, ()))
         return taken
 
     @reads
@@ -295,7 +308,7 @@ class DatabaseWaiting(DatabaseOperations):
             .non_terminal()
             .overdue(at)
             .order_by("pending_deadline", "pk")
-            .values_list("pending_deadline", "pk", "session_id", "pending_client_tool_calls")
+            .values_list("pending_deadline", "pk", "session_id", *_PENDING)
         )
         calls: list[PendingToolCall] = []
         page, missing = sessions, limit
@@ -304,15 +317,30 @@ class DatabaseWaiting(DatabaseOperations):
         while missing:
             rows = list(page[:missing])
             is_last = len(rows) < missing
-            for _, _, session_id, pending in rows:
-                due = readable_due_calls(session_id, pending, now_milliseconds)
+            overdue = {
+                key: readable_overdue(session_id, pending, live, now_milliseconds)
+                for _, key, session_id, pending, live in rows
+            }
+            decisions = decisions_about(self.db, {key: each.claimed for key, each in overdue.items()})
+            for _, key, session_id, *_ in rows:
+                due = due_calls(session_id, overdue[key].open(decisions[key]))
                 missing -= bool(due)
                 calls += due
             if is_last:
                 break
-            deadline, key, _, _ = rows[-1]
+            deadline, key, *_ = rows[-1]
             page = sessions.filter(after_keyset(Session, {"pending_deadline": deadline, "id": key}))
         return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
+
+    @reads
+    def due_calls(self, session_id: str, now: datetime) -> list[PendingToolCall]:
+        """Return the overdue calls of one session. Raises `IntegrityFault`."""
+        row = first_row(session_with_id(self.db, session_id).values_list("pk", *_PENDING))
+        if row is None:
+            return []
+        key, pending, live = row
+        overdue = overdue_in(pending, live, datetime_to_milliseconds(now))
+        return due_calls(session_id, overdue.open(decisions_of(self.db, key, overdue.claimed)))
 
     def _owner_of(self, session_id: str, tool_call_id: str) -> tuple[str, str]:
         """Return the call's owner according to the root, and the root; by default the session is the owner.
@@ -333,7 +361,7 @@ class DatabaseWaiting(DatabaseOperations):
     @writes
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
         root_id = root_of(self.db, session_id) if suspension.calls else session_id
-        heads = lock_sessions_of_tree(self.db, {session_id, root_id}, *_CALL_COLUMNS)
+        heads = lock_sessions_of_tree(self.db, {session_id, root_id}, *_ANSWER_COLUMNS)
         head = heads.get(session_id)
         if head is None:
             raise missing_session(self.db, session_id)
@@ -346,7 +374,8 @@ class DatabaseWaiting(DatabaseOperations):
         running = Run.objects.using(self.db.alias).filter(session_id=head.pk, status=RunStatus.RUNNING.value)
         running.update(status=suspension.kind, ended_at=at)
         pending = columns.get("pending_client_tool_calls", head.pending_client_tool_calls)
-        if suspension.is_answered(pending):
+        calls = suspension.waits_for(pending, head.live_decisions)
+        if calls is not None and calls.is_answered(decisions_of(self.db, head.pk, calls.claimed)):
             announce(self.db, session_id, [session_answered])
         return advance(self.db, head, at=at, **columns)
 
@@ -375,7 +404,7 @@ def _asked_columns(
     columns: dict[str, Any] = {}
     asked = ToolCalls.of(vars(owner))
     if opened := asked.add(calls):
-        columns = asked.columns(db.limits)
+        columns = asked.columns(db.limits, decisions_of(db, owner.pk, asked.doubtful))
         root_id = owner.root_session_id or owner.session_id
         announce(db, owner.session_id, [session_waiting], tool_call_ids=opened, root_session_id=root_id)
     keeper = owner if root is None else root

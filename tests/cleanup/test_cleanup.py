@@ -14,6 +14,8 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from helix_store.cleanup import CleanupSummary, expired_session_cleanup
+from helix_store.cleanup.expiry import expired_session_cleanup_batches
+from helix_store.cleanup.workspaces import CleanupDetails
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import SessionStatus
 from helix_store.exceptions import (
@@ -24,7 +26,9 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore
+from helix_store.testing.state_store.approvals import approve, ask_approval, forge_answer, use_once
 from helix_store.testing.state_store.samples import contents, loaded
+from helix_store.testing.state_store.tool_calls import APPROVE
 from tests.cells import for_each
 from tests.cleanup.conftest import LONG_AGO, later
 from tests.cleanup.providers import MemoryProvider
@@ -279,6 +283,29 @@ def test_overdue_calls_get_their_defaults_and_others_wait_on(store: StateStore) 
     assert store.submit_tool_result("root", "fails", result=1).outcome.value == "already_completed"
     assert cleanup(store) == CleanupSummary()
     assert store.submit_tool_result("root", "waits", result=1).outcome.value == "accepted"
+
+
+def test_a_default_answers_a_call_that_only_the_state_says_is_answered(store: StateStore) -> None:
+    """One statement of an agent about itself must not make it wait for ever."""
+    overdue = {**APPROVE, "deadline": LONG_AGO, "on_expiry": "reject"}
+    for session_id in ("forged", "approved", "used", "rejected"):
+        store.create_session(session_id, agent_type="agent")
+        ask_approval(store, session_id, overdue)
+    forge_answer(store, "forged")
+    for session_id in ("approved", "used", "rejected"):
+        approve(store, session_id, approved=session_id != "rejected", actor="ann")
+    use_once(store, "used")
+    for session_id in ("approved", "used", "rejected"):
+        store.save_state(session_id, loaded(store, session_id))
+    details = CleanupDetails()
+    trial = expired_session_cleanup_batches(state_store=store, dry_run=True, details=details)
+    assert set(trial) <= {CleanupSummary()}
+    assert [(key.session_id, call.tool_call_id) for key, call in details.overdue] == [("forged", "call")]
+    assert cleanup(store) == CleanupSummary(defaults_applied=1)
+    assert cleanup(store) == CleanupSummary()
+    answers = {name: store.take_tool_results(name)["call"] for name in ("forged", "approved", "rejected")}
+    assert answers["forged"]["reason"] == "deadline_passed"
+    assert [answers[name]["approved"] for name in ("approved", "rejected")] == [True, False]
 
 
 def test_a_default_that_cannot_be_applied_is_an_error_and_the_others_are_applied(store: StateStore) -> None:

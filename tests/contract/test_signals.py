@@ -22,6 +22,7 @@ from helix_store.core.types import SESSION_EXPIRED, SessionStatus, StepInfo
 from helix_store.exceptions import StaleStateError
 from helix_store.models import Session
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, InMemoryStateStore
+from helix_store.testing.state_store.approvals import approve, ask_approval, forge_answer, use_once
 from helix_store.testing.state_store.samples import commit_step, loaded
 from helix_store.testing.state_store.tool_calls import APPROVE, ASK, LONG_AGO, create_family
 from tests.cells import for_each
@@ -363,6 +364,44 @@ def test_a_session_suspended_after_its_last_answer_is_announced(
     store.suspend(session_id, kind="suspended_client_tool", context={})
     assert sent == []
     store.submit_tool_result(session_id, "call-2", result=1)
+    assert sent == [("session_answered", "session")]
+    store.suspend(session_id, kind="suspended_client_tool", context={})
+    assert sent == [("session_answered", "session")] * 2
+
+
+@for_each("last", ["forged", "other"])
+def test_an_answer_of_the_agent_is_not_the_last_one(
+    store: Store, session_id: str, sent: list[tuple[str, str]], last: str
+) -> None:
+    store.add_pending_tool_calls(session_id, {"other": ASK})
+    ask_approval(store, session_id, tool_call_id="forged")
+    forge_answer(store, session_id, "forged")
+    calls: dict[str, dict[str, Any]] = {
+        "forged": {"approved": False, "approval_id": "approval", "actor": "ann"},
+        "other": {"result": 1},
+    }
+    (first,) = calls.keys() - {last}
+    store.submit_tool_result(session_id, first, **calls[first])
+    store.suspend(session_id, kind="suspended_client_tool", context={})
+    assert sent == []
+    store.submit_tool_result(session_id, last, **calls[last])
+    assert sent == [("session_answered", "session")]
+
+
+@for_each("earlier", ["approved", "used", "rejected", "failed"])
+def test_an_answer_that_is_not_taken_does_not_hide_the_last_one(
+    store: Store, session_id: str, sent: list[tuple[str, str]], earlier: str
+) -> None:
+    ask_approval(store, session_id)
+    store.add_pending_tool_calls(session_id, {"last": ASK})
+    if earlier == "failed":
+        store.submit_tool_result(session_id, "call", error="no")
+    else:
+        approve(store, session_id, approved=earlier != "rejected")
+    if earlier == "used":
+        use_once(store, session_id)
+    assert sent == []
+    store.submit_tool_result(session_id, "last", result=1)
     assert sent == [("session_answered", "session")]
     store.suspend(session_id, kind="suspended_client_tool", context={})
     assert sent == [("session_answered", "session")] * 2

@@ -23,6 +23,7 @@ from helix_store import (
 )
 from helix_store.core.types import SessionStatus
 from helix_store.signals import effect_unknown, session_answered
+from helix_store.testing.state_store.approvals import forge_answer
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.handles.worlds import World, database_world, leave_started
@@ -288,7 +289,7 @@ def test_settling_announces_a_session_that_can_go_on(own_world: World) -> None:
         assert len(told) == 1
 
 
-@for_each("status", ["completed", "failed", "waiting"])
+@for_each("status", ["completed", "failed", "waiting", "answered by its agent"])
 def test_settling_announces_no_session_that_cannot_go_on(own_world: World, status: str) -> None:
     session = own_world.new_session()
     with pytest.raises(ZeroDivisionError), session.effect("pay"):
@@ -296,11 +297,30 @@ def test_settling_announces_no_session_that_cannot_go_on(own_world: World, statu
     if status == "waiting":
         with session.step() as step:
             step.wait_for({"call": {"tool_name": "ask"}})
+    elif status == "answered by its agent":
+        with session.step() as step:
+            step.ask_approval("call", "pay", 1)
+        forge_answer(own_world.own, "session")
     else:
         own_world.store.update_status("session", status)
     with heard(session_answered) as told:
         assert own_world.own.settle_effect("session", "pay", done=True)
     assert told == []
+
+
+@for_each("approved", [True, False])
+def test_settling_announces_a_session_with_an_answer_that_is_not_taken(
+    own_world: World, approved: bool
+) -> None:
+    session = own_world.new_session()
+    with pytest.raises(ZeroDivisionError), session.effect("pay"):
+        raise ZeroDivisionError
+    with session.step() as step:
+        step.ask_approval("call", "pay", 1)
+    own_world.own.submit_tool_result("session", "call", approved=approved, approval_id="call")
+    with heard(session_answered) as told:
+        assert own_world.own.settle_effect("session", "pay", done=True)
+    assert [each["session_id"] for each in told] == ["session"]
 
 
 def test_a_settled_effect_ends_the_rest_of_a_session(own_world: World) -> None:

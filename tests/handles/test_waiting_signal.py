@@ -127,3 +127,28 @@ def test_a_rewind_to_a_question_tells_who_has_to_answer_it_again(
     told.clear()
     session.rewind(session.checkpoints().items[-1].checkpoint_id)
     assert told == []
+
+
+def test_a_rewind_to_an_answer_that_does_not_count_tells_who_has_to_give_it_again(
+    own_world: World, told: list[tuple[str, list[str], str]]
+) -> None:
+    session, store = own_world.new_session(), own_world.own
+    for call_id in ("approved", "rejected"):
+        with session.step() as step:
+            step.ask_approval(call_id, "pay", 1)
+        answer = {"approved": call_id == "approved", "approval_id": call_id}
+        store.submit_tool_result("session", call_id, **answer)
+    with session.step() as step:
+        step.say({"role": "assistant", "content": "Both are answered."})
+    answered = session.checkpoints().items[0].checkpoint_id
+    told.clear()
+    session.rewind(answered)
+    assert told == []
+    # Without its question, the approval ends. The rejection stays what a person has said.
+    state = session.load()
+    state.pending_client_tool_calls = {}
+    store.save_state("session", state)
+    session.rewind(answered)
+    assert told == [("session", ["approved"], "session")]
+    session.rewind(answered)
+    assert len(told) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.mutant import Mutant, in_memory, state
+from tests.mutants.mutant import Mutant, in_memory, named, state
 
 __all__ = ["APPROVALS"]
 
@@ -26,6 +26,8 @@ _USED: Final = state(
     "expired_call",
 )
 _STEPS: Final = state("has_no_earlier_decision")
+_DEADLINES: Final = state("switch_the_deadline_off", "switches_the_deadline_off")
+_LINKS: Final = named("tests/admin/test_answer_pages.py", "works_once", "come_back", "at_once")
 _RACED: Final = ("tests/concurrency/test_approvals.py", "tests/handles/test_approvals.py")
 
 APPROVALS: Final = (
@@ -96,5 +98,56 @@ APPROVALS: Final = (
         "if False:",
         state("on_an_outdated_state"),
     ),
-    Mutant("approval", "sessions/steps.py", " and not step.uses", "", _USED),
+    Mutant("approval", "sessions/steps.py", "not (step.uses or step.encoded.doubtful)", "True", _USED),
+    Mutant(
+        "approval",
+        "sessions/steps.py",
+        "not (step.uses or step.encoded.doubtful)",
+        "not step.uses",
+        _DEADLINES,
+    ),
+    Mutant("approval", "sessions/state.py", "if doubtful.claimed:", "if False:", _DEADLINES),
+    Mutant(
+        "approval",
+        "sessions/state.py",
+        "doubtful.open(decisions(doubtful.claimed))",
+        "doubtful.claimed",
+        _DEADLINES,
+    ),
+    Mutant(
+        "approval",
+        _RULES,
+        "any(map(_entry, self.pending.values())) and not self.open(decisions)",
+        "any(map(_entry, self.pending.values())) and not self.unanswered",
+        named("tests/contract/test_signals.py", "answer_of_the_agent"),
+    ),
+    Mutant(
+        "approval",
+        "sessions/effects.py",
+        "calls.claimed and calls.open(decisions(calls.claimed))",
+        "False",
+        named("tests/handles/test_effects.py", "no_session_that_cannot_go_on"),
+    ),
+    Mutant(
+        "approval",
+        _RULES,
+        'columns["root_session_id"] not in (None, session_id)',
+        "False",
+        state("are_its_own"),
+    ),
+    Mutant(
+        "approval",
+        "answering.py",
+        "(self.digest, self.requested_at)",
+        "(self.digest, _requested_at(call))",
+        _LINKS,
+    ),
+    Mutant("approval", "answer_pages.py", "version__gt=link.version", "version__lt=0", _LINKS),
+    Mutant(
+        "approval",
+        "answer_pages.py",
+        "problem = _problem(*_read(link), link)",
+        "problem = None",
+        _LINKS,
+    ),
 )

@@ -63,8 +63,8 @@ LEDGERS: Final = (
     Mutant(
         "operation",
         _STEPS,
-        "step.operation_id is None and not step.uses",
-        "not step.uses",
+        "is_simple = step.operation_id is None and ",
+        "is_simple = ",
         _OPERATIONS,
     ),
     Mutant(

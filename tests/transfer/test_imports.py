@@ -15,6 +15,9 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store.models import Lock, Session, UsageEntry
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore
+from helix_store.testing.state_store.approvals import approve, ask_approval, forge_answer, use_once
+from helix_store.testing.state_store.samples import loaded
+from helix_store.testing.state_store.tool_calls import APPROVE, LONG_AGO
 from helix_store.testing.usage.base import tokens
 from helix_store.transfer import (
     DatabaseSource,
@@ -42,6 +45,29 @@ def test_a_repeat_stores_nothing(committed_db: CommittedDatabase) -> None:
     assert again.records == {}
     assert again.identical == first.imported
     assert exported(committed_db) == data
+
+
+def test_an_answer_with_a_deadline_stays_an_answer(committed_db: CommittedDatabase) -> None:
+    """The decisions, which say that it counts, come with their session."""
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    answered = ("approved", "used", "rejected")
+    for session_id in (*answered, "forged"):
+        store.create_session(session_id, agent_type="agent")
+        ask_approval(store, session_id, {**APPROVE, "deadline": LONG_AGO, "on_expiry": "reject"})
+    for session_id in answered:
+        approve(store, session_id, approved=session_id != "rejected")
+    use_once(store, "used")
+    forge_answer(store, "forged")
+    data = exported(committed_db)
+    delete_all_rows(committed_db.alias)
+    imported(committed_db, data)
+    assert exported(committed_db) == data
+    for _ in range(2):
+        assert [call.session_id for call in store.find_expired_pending()] == ["forged"]
+        assert broken_invariants(committed_db) == []
+        for session_id in (*answered, "forged"):
+            store.save_state(session_id, loaded(store, session_id))
+    assert use_once(store, "approved").tool_name == "pay"
 
 
 @pytest.mark.thorough

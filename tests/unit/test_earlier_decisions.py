@@ -7,7 +7,13 @@ from importlib import import_module
 from typing import Any
 
 from helix_store.core.approvals import call_digest
-from helix_store.sessions.tool_calls import LiveDecisions, StoredDecision, approved_call, marks_of
+from helix_store.sessions.tool_calls import (
+    LiveDecisions,
+    StoredDecision,
+    ToolCalls,
+    approved_call,
+    marks_of,
+)
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 T = 1_600_000_000_000
@@ -73,3 +79,22 @@ def test_an_expired_answer_is_known() -> None:
     expired = {"approved": False, "reason": "deadline_passed", "submitted_at": T}
     (decision,), _ = _moved({"c": {**CALL, **expired}}, {}, {})
     assert decision.outcome == "expired"
+
+
+def test_what_was_answered_is_not_open_again() -> None:
+    """Also if its deadline has passed, whoever writes the state next."""
+    answers: dict[str, dict[str, Any]] = {
+        "approved": YES,
+        "approved before approvals were stored": YES,
+        "rejected": {"approved": False, "reason": None, "submitted_at": T + 1, "actors": ["bob"]},
+        "failed": {"error": "no", "submitted_at": T + 2},
+        "expired": {"approved": False, "reason": "deadline_passed", "submitted_at": T + 3},
+    }
+    pending = {name: {**CALL, "deadline": T, **answer} for name, answer in answers.items()}
+    decisions, live = _moved(pending, {}, {"approved": STORED})
+    calls = ToolCalls(pending, {}, live.column())
+    assert calls.open(decisions) == {}
+    assert calls.is_answered(decisions)
+    live.use(asking for _, asking in live.askings())
+    used = [each._replace(used_at=AT) if each.is_final else each for each in decisions]
+    assert ToolCalls(pending, {}, live.column()).open(used) == {}

@@ -9,7 +9,10 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.core.limits import Limits
 from helix_store.exceptions import ApprovalUsed, NotApproved
+from helix_store.sessions.tool_calls import default_answer
+from helix_store.testing.cells import table
 from helix_store.testing.state_store.approvals import (
+    FORGED,
     approve,
     ask_approval,
     forge_answer,
@@ -19,11 +22,19 @@ from helix_store.testing.state_store.approvals import (
 )
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import loaded
-from helix_store.testing.state_store.tool_calls import APPROVE, LONG_AGO, outcomes_of
+from helix_store.testing.state_store.tool_calls import (
+    APPROVE,
+    ASK,
+    IN_A_WHILE,
+    LONG_AGO,
+    outcomes_of,
+)
 
 __all__ = ["DecisionContract"]
 
 _TWO: Final = {**APPROVE, "approvals": 2}
+_OVERDUE: Final = {**APPROVE, "deadline": LONG_AGO, "on_expiry": "reject"}
+_FORGED: Final = (FORGED, {"approved": False, "submitted_at": 0}, {"error": "no", "submitted_at": LONG_AGO})
 
 
 def _refusal(store: StateStore, session_id: str) -> str:
@@ -31,6 +42,36 @@ def _refusal(store: StateStore, session_id: str) -> str:
     with pytest.raises(NotApproved) as refused:
         use_once(store, session_id)
     return str(refused.value.reason)
+
+
+def _overdue(store: StateStore) -> list[str]:
+    return [call.tool_call_id for call in store.find_expired_pending()]
+
+
+def _apply_default(store: StateStore) -> None:
+    (call,) = store.find_expired_pending()
+    answer = default_answer(call)
+    assert answer is not None
+    submission = store.submit_tool_result(call.session_id, call.tool_call_id, **answer)
+    assert outcomes_of(submission) == ["accepted"]
+
+
+def _write_again(store: StateStore, session_id: str, way: str) -> None:
+    """Write the calls of a session, without a change of those that it has."""
+    if way == "save":
+        store.save_state(session_id, loaded(store, session_id))
+    elif way == "step":
+        _checkpoint(store, session_id)
+    elif way == "rewind":
+        checkpoint_id = _checkpoint(store, session_id)
+        _checkpoint(store, session_id)
+        store.restore_checkpoint(session_id, checkpoint_id)
+    elif way == "suspend":
+        store.suspend(session_id, kind="suspended_client_tool", context={}, pending={"other": ASK})
+    else:
+        store.add_pending_tool_calls(session_id, {"other": ASK})
+        if way == "answer another":
+            store.submit_tool_result(session_id, "other", result=1)
 
 
 def _checkpoint(store: StateStore, session_id: str) -> str:
@@ -158,6 +199,89 @@ class DecisionContract(StoreTests):
         ask_approval(store, session_id, call)
         forge_answer(store, session_id, is_taken=is_taken)
         assert _refusal(store, session_id) == "open"
+
+    # The deadline of a call that only the state says is answered
+
+    @table(
+        ("way", "answer"),
+        [
+            *((way, FORGED) for way in ("", "step", "rewind", "suspend", "ask another", "answer another")),
+            *(("save", answer) for answer in _FORGED),
+        ],
+    )
+    def test_an_answer_in_the_state_does_not_switch_the_deadline_off(
+        self, store: StateStore, session_id: str, way: str, answer: dict[str, Any]
+    ) -> None:
+        ask_approval(store, session_id, _OVERDUE)
+        if way == "step":
+            with step_of(store, session_id) as step:
+                step.state.pending_client_tool_calls["call"] |= answer
+        else:
+            forge_answer(store, session_id, answer=answer)
+        if way:
+            _write_again(store, session_id, way)
+        assert _refusal(store, session_id) == "open"
+        assert _overdue(store) == ["call"]
+        _apply_default(store)
+        assert _overdue(store) == []
+        assert _refusal(store, session_id) == "expired"
+
+    def test_the_earliest_deadline_may_be_that_of_a_forged_answer(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        ask_approval(store, session_id, {**_OVERDUE, "deadline": LONG_AGO + 5})
+        store.add_pending_tool_calls(session_id, {"late": {**ASK, "deadline": LONG_AGO + 9}})
+        ask_approval(store, session_id, {**_OVERDUE, "deadline": IN_A_WHILE}, "later")
+        forge_answer(store, session_id)
+        forge_answer(store, session_id, "later")
+        assert _refusal(store, session_id) == "open"
+        for now, due in ((LONG_AGO + 4, 0), (LONG_AGO + 5, 1), (LONG_AGO + 9, 2), (IN_A_WHILE, 3)):
+            found = [call.tool_call_id for call in store.find_expired_pending(now=now)]
+            assert found == ["call", "late", "later"][:due], now
+        assert outcomes_of(approve(store, session_id, actor="ann")) == ["accepted"]
+        assert _overdue(store) == ["late"]
+
+    @table(
+        ("kind", "way"),
+        [
+            (kind, way)
+            for kind in ("approved", "used", "rejected", "error", "expired")
+            for way in ("", "save", "step", "rewind", "suspend", "ask another", "answer another")
+        ],
+    )
+    def test_an_answer_switches_the_deadline_off_for_good(
+        self, store: StateStore, session_id: str, kind: str, way: str
+    ) -> None:
+        ask_approval(store, session_id, _OVERDUE)
+        if kind == "expired":
+            _apply_default(store)
+        elif kind == "error":
+            approve(store, session_id, approved=None, error="no")
+        else:
+            approve(store, session_id, approved=kind != "rejected")
+        if kind == "used":
+            use_once(store, session_id)
+        assert "submitted_at" in loaded(store, session_id).pending_client_tool_calls["call"]
+        for _ in range(2 if way in ("save", "step") else 1):
+            if way:
+                _write_again(store, session_id, way)
+            assert _overdue(store) == []
+        again = approve(store, session_id, actor="eve", approved=False)
+        assert outcomes_of(again) == ["already_completed"]
+
+    def test_a_question_that_comes_back_has_its_deadline_again(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        ask_approval(store, session_id, _OVERDUE)
+        approve(store, session_id)
+        answered = loaded(store, session_id)
+        self._remove_the_question(store, session_id, "save", "")
+        assert _overdue(store) == []
+        store.save_state(session_id, answered)
+        assert _refusal(store, session_id) == "open"
+        assert _overdue(store) == ["call"]
+        approve(store, session_id, actor="bob")
+        assert _overdue(store) == []
 
     def test_a_result_that_the_agent_writes_into_an_open_call_is_no_answer(
         self, store: StateStore, session_id: str
