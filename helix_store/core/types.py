@@ -235,6 +235,8 @@ class Loaded(NamedTuple):
     """False if no budgets could apply to the session when the state was read."""
     intent: str | None = None
     """The text that represents the state in an operation's digest: a repeat starts from a later state."""
+    claimed: frozenset[str] | None = None
+    """The approvals whose answers in the state may be the agent's own; ``None`` if the store did not look."""
 
 
 NOT_LOADED: Final = Loaded()

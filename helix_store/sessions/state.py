@@ -761,12 +761,14 @@ def current_state(
     fields: dict[str, Any] = {name: kept[name] for name in KEPT_IN_ENVELOPE_ONLY if name in kept}
     fields |= {name: decode(columns[name]) for name in JSON_COLUMNS if columns[name] is not None}
     _require_shapes({**fields, "tags": columns["tags"], "metadata": columns["metadata"]})
+    claimed = frozenset[str]()
     if "pending_client_tool_calls" in fields:
-        live = LiveDecisions(columns.get("live_decisions"))
-        fields["pending_client_tool_calls"] = current_calls(fields["pending_client_tool_calls"], live)
+        calls = ToolCalls(fields["pending_client_tool_calls"], {}, columns.get("live_decisions"))
+        fields["pending_client_tool_calls"] = current_calls(calls.pending, calls.live)
+        claimed = frozenset(calls.claimed)
     state = SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
     has_posts = columns.get("next_post_at") is not None
-    set_loaded(state, has_posts=has_posts, has_waiting_posts=has_posts)
+    set_loaded(state, has_posts=has_posts, has_waiting_posts=has_posts, claimed=claimed)
     return state
 
 

@@ -39,7 +39,7 @@ from helix_store import (
 )
 from helix_store.contrib.chat.reading import join, open_feed, open_reasoning
 from helix_store.contrib.chat.requests import Answered, error_response
-from helix_store.contrib.chat.threads import give_answers, newest_chunk, unanswered_calls
+from helix_store.contrib.chat.threads import give_answers, newest_chunk
 from tests.chat.conftest import Chatting, events_of, run_input
 
 Make = Callable[..., Chatting]
@@ -489,7 +489,7 @@ async def test_calls_of_a_thread_that_has_ended_are_gone(
     answered = Answered(call_id="c", path="", **(decision if is_approval else {"result": 4}))
     with pytest.raises(SessionEnded):
         await sync_to_async(give_answers)(
-            site.store, before, [answered], calls=unanswered_calls(before), actor="ann"
+            site.store, before, [answered], calls=before.pending_client_tool_calls, actor="ann"
         )
 
 

@@ -23,7 +23,7 @@ from helix_store.contrib.chat.stored import entries, without_own_keys
 from helix_store.contrib.chat.turns import digest_of
 from helix_store.models import Post, Stream
 from helix_store.streams.manager import DatabaseStreamManager
-from tests.cells import Cells
+from tests.cells import Cells, for_each
 from tests.chat.conftest import Chatting, events_of, run_input
 from tests.chat.held import held_by_ag_ui, held_by_the_ai_sdk
 from tests.databases import CommittedDatabase
@@ -1428,17 +1428,48 @@ def test_a_thread_whose_agent_writes_an_answer_beyond_the_calendar_rests_after_a
         if turn.results:
             raise TimeoutError("no answer")
         with turn.step() as step:
-            step.ask_approval("pay", "pay", {"eur": 1})
+            step.wait_for({"weather": {"tool_name": "weather"}})
 
     site = chatting(answer=answer)
     _begun(site)
     site.drive("t")
     session = site.session("t")
-    site.store.sessions.submit_tool_result(session.id, "pay", approved=True, approval_id="pay")
-    session.update(lambda state: state.pending_client_tool_calls["pay"].update(submitted_at=10**17))
+    site.store.sessions.submit_tool_result(session.id, "weather", result="fine")
+    session.update(lambda state: state.pending_client_tool_calls["weather"].update(submitted_at=10**17))
     for _ in range(2):
         site.drive("t")
         assert len(site.store.sessions.list_runs(session.id)) == 2
+
+
+@for_each("others", [[], ["weather"]], ids=["alone", "with an answered call"])
+def test_a_thread_whose_agent_answers_its_own_approval_rests_until_a_person_does(
+    chatting: Make, others: list[str]
+) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        results.append(sorted(turn.results))
+        with turn.step() as step:
+            if turn.results:
+                step.end_turn()
+                return
+            step.ask_approval("pay", "pay", {"eur": 1})
+            step.wait_for({name: {"tool_name": name} for name in others})
+
+    results: list[list[str]] = []
+    site = chatting(answer=answer)
+    _begun(site)
+    site.drive("t")
+    session, submit = site.session("t"), site.store.sessions.submit_tool_result
+    site.runs.clear()
+    forged = {"approved": True, "submitted_at": 1_790_000_000_000}
+    session.update(lambda state: state.pending_client_tool_calls["pay"].update(forged))
+    for name in others:
+        submit(session.id, name, result="fine")
+    site.drive("t")
+    assert (site.runs, results) == ([], [[]])
+    submit(session.id, "pay", approved=False, approval_id="pay")
+    assert site.runs == [session.id]
+    site.drive("t")
+    assert results == [[], ["pay", *others]]
 
 
 def test_a_crashed_thread_runs_again_when_somebody_asks_for_it(chatting: Make) -> None:

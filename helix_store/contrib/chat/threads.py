@@ -128,26 +128,25 @@ def _require_not_ended(store: Store, session_id: str) -> None:
         raise SessionEnded(session_id, state.status)
 
 
-def unanswered_calls(state: SessionState) -> dict[str, dict[str, Any]]:
-    """Return the calls for which the state holds no answer, by id: the next turn waits for these alone."""
-    return ToolCalls(state.pending_client_tool_calls, {}).unanswered
+def unanswered_calls(store: Store, state: SessionState) -> dict[str, dict[str, Any]]:
+    """Return the calls of a thread that nobody has answered, by id. The next turn waits for them.
+
+    An agent can write an answer to an approval into its own state. It has no effect: a person can still give
+    one. This takes two statements if an answer may be the agent's own, otherwise none.
+    """
+    calls = ToolCalls(state.pending_client_tool_calls, {})
+    known = loaded_of(state).claimed
+    claimed = {key: call for key, call in calls.claimed.items() if known is None or key in known}
+    if not claimed:
+        return calls.unanswered
+    still_open = calls_of(Database(store.alias, store.tenant), state.session_id).open
+    forged = {key: current_call(call) for key, call in claimed.items() if key in still_open}
+    return calls.unanswered | forged
 
 
 def open_calls(store: Store, state: SessionState) -> dict[str, dict[str, Any]]:
-    """Return the calls of a thread that somebody still has to answer, by id; none if the session has ended.
-
-    An agent can write an answer to an approval into its own state. A person can still give one. This takes no
-    statement unless the state holds an answer to an approval, and then one, or two if the answer may be the
-    agent's own.
-    """
-    calls = ToolCalls(state.pending_client_tool_calls, {})
-    if has_ended(state):
-        return {}
-    if not calls.claimed:
-        return calls.unanswered
-    still_open = calls_of(Database(store.alias, store.tenant), state.session_id).open
-    forged = {key: current_call(call) for key, call in calls.claimed.items() if key in still_open}
-    return calls.unanswered | forged
+    """Return the `unanswered_calls` of a thread; none if its session has ended."""
+    return {} if has_ended(state) else unanswered_calls(store, state)
 
 
 Arrival: TypeAlias = tuple[str, str]
@@ -168,8 +167,9 @@ def look_at(store: Store, session_id: str) -> Look:
         raise SessionNotFound(session_id)
     posts = _posts_of(store, state)
     run = _newest_run(store, session_id)
-    arrived = _arrived(store, state, posts, run)
-    return Look(_standing(store, state, run, arrived), arrived)
+    unanswered = unanswered_calls(store, state)
+    arrived = _arrived(store, state, posts, run, unanswered)
+    return Look(_standing(store, state, run, arrived, unanswered), arrived)
 
 
 def standing_of(store: Store, session_id: str) -> Standing:
@@ -243,10 +243,11 @@ def load_thread(store: Store, session_id: str, *, standing: Standing | None = No
     if state is None:
         raise SessionNotFound(session_id)
     posts = _posts_of(store, state)
-    run = None
+    run, unanswered = None, unanswered_calls(store, state)
     if standing is None:
         run = _newest_run(store, session_id)
-        standing = _standing(store, state, run, _arrived(store, state, posts, run))
+        arrived = _arrived(store, state, posts, run, unanswered)
+        standing = _standing(store, state, run, arrived, unanswered)
     # Last, so that the messages are never older than what the standing was decided on.
     messages = _messages(store, session_id)
     return Thread(
@@ -255,7 +256,7 @@ def load_thread(store: Store, session_id: str, *, standing: Standing | None = No
         posts=posts,
         run=run,
         standing=standing,
-        open_calls=open_calls(store, state),
+        open_calls={} if has_ended(state) else unanswered,
     )
 
 
@@ -264,7 +265,13 @@ def _newest_run(store: Store, session_id: str) -> Run | None:
     return runs[0] if runs else None
 
 
-def _standing(store: Store, state: SessionState, run: Run | None, arrived: Collection[Arrival]) -> Standing:
+def _standing(
+    store: Store,
+    state: SessionState,
+    run: Run | None,
+    arrived: Collection[Arrival],
+    unanswered: Collection[str],
+) -> Standing:
     """Decide whether a thread is due: the one definition of `drive`, of the addresses, and of a wake-up.
 
     A thread is due if a post is due, if its calls are answered, if its last run is running and nobody holds
@@ -286,17 +293,22 @@ def _standing(store: Store, state: SessionState, run: Run | None, arrived: Colle
             stuck = conditions_of_ids(store.alias, [(store.tenant, state.session_id)]).values()
             is_stopped = any(each.condition in ("over_budget", "effect_unknown") for each in stuck)
             return Standing.RESTING if is_stopped else Standing.DUE
-    if unanswered_calls(state):
+    if unanswered:
         return Standing.RESTING
     return Standing.DUE if arrived else Standing.RESTING
 
 
-def _arrived(store: Store, state: SessionState, posts: Sequence[Post], run: Run | None) -> frozenset[Arrival]:
+def _arrived(
+    store: Store,
+    state: SessionState,
+    posts: Sequence[Post],
+    run: Run | None,
+    unanswered: Collection[str],
+) -> frozenset[Arrival]:
     """Return the due posts, the answers that wait to be taken, and the request for another turn."""
     now = datetime.now(UTC)
     due: Sequence[Post] = [post for post in posts if is_due(post, now)]
-    open_ids = unanswered_calls(state)
-    answered = {id: call for id, call in state.pending_client_tool_calls.items() if id not in open_ids}
+    answered = {id: call for id, call in state.pending_client_tool_calls.items() if id not in unanswered}
     again: list[Arrival] = []
     if run is not None and run.status in _BROKEN_OFF:
         # It had what had arrived before it. A turn with the same would end in the same way, again and again.
@@ -472,7 +484,7 @@ def give_answers(
     """
     new: dict[str, bool] = {}
     if has_ended(state):
-        calls = unanswered_calls(state)
+        calls = unanswered_calls(store, state)
     for answer in answers:
         call = calls.get(answer.call_id)
         if call is None:

@@ -65,7 +65,6 @@ from helix_store.contrib.chat.threads import (
     rewind_and_post,
     standing_of,
     stop_thread,
-    unanswered_calls,
     withdraw,
 )
 from helix_store.core.approvals import USER
@@ -295,9 +294,7 @@ class Views:
             )
             if new and message is None:
                 # A driver may have been and gone. What it has said is in the stream.
-                left = unanswered_calls(thread.state).keys() - {
-                    id for id, is_answered in new.items() if is_answered
-                }
+                left = thread.open_calls.keys() - {id for id, is_answered in new.items() if is_answered}
                 standing = Standing.RESTING if left else Standing.DUE
                 return replace(joined, thread=replace(thread, standing=standing))
         if message is None:
