@@ -695,7 +695,9 @@ class Erasure:
             for table in tables()
             if table.session_id is not None
         ]
-        return any(db.query(rows.filter(tenant=db.tenant).exists) for rows in found)
+        assert self.session_id is not None  # noqa: S101  `_tenants` asks for a session
+        refs = foreign_refs(db, [], [self.session_id])
+        return any(db.query(rows.filter(tenant=db.tenant).exists) for rows in found) or db.query(refs.exists)
 
     def _session_pages(self, db: Database) -> Iterator[dict[int, str]]:
         """Yield the ids of the sessions to erase, by key. Key order avoids reading a session twice."""
@@ -883,11 +885,13 @@ class Erasure:
             yield self.receipt
 
     def _erase_deleted_session(self, db: Database, session_id: str) -> Iterator[ErasureReceipt]:
-        """Erase the usage, lock and stream that a session has left behind if it was deleted earlier."""
+        """Erase the usage, lock, stream and refs that a session has left behind if it was deleted earlier."""
         session = Session.objects.using(db.alias).filter(tenant=db.tenant, session_id=session_id)
         if db.query(session.exists):
             return
         db.transaction(partial(set_tombstones, db, [session_id]))
+        refs = db.transaction(partial(remove_foreign_refs, db, [], [session_id]))
+        self._count(deleted={SubSessionRef: refs})
         yield from self._delete_pages(db, kept_usage(db, [session_id]))
         for rows in budgets_of(db, BudgetScope.TREE, [session_id]):
             yield from self._delete_pages(db, rows)

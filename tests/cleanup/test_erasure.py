@@ -29,6 +29,7 @@ from helix_store.stores import (
     DatabaseStreamManager,
     DatabaseUsageStore,
 )
+from helix_store.testing.state_store.samples import loaded
 from tests.cells import for_each
 from tests.cleanup.canaries import Canaries, canary, dumps, text_columns
 from tests.cleanup.providers import MemoryProvider
@@ -245,6 +246,26 @@ def test_a_deleted_session_leaves_usage_and_a_lock_that_can_be_erased(store: Dat
     receipt = erase(using=store.alias, session_id="gone")
     assert receipt.deleted == {"lock": 1, "usage_entry": 1}
     assert receipt.complete
+
+
+def test_a_deleted_sub_session_leaves_a_ref_with_its_output_that_can_be_erased(
+    store: DatabaseStateStore,
+) -> None:
+    for tenant in (store.tenant, "other"):
+        own = DatabaseStateStore(store.alias, tenant=tenant)
+        own.create_session("parent", agent_type="agent")
+        ref = {"sub_session_id": "child", "agent_type": "agent", "output": "secret"}
+        own.add_sub_session_refs("parent", [ref, {**ref, "sub_session_id": "kept"}])
+    store.create_session("child", agent_type="agent")
+    store.delete_session("child")
+    version = loaded(store, "parent").version
+    receipt = erase(using=store.alias, session_id="child", tenant=store.tenant)
+    assert (receipt.deleted, receipt.complete) == ({"sub_session_ref": 1}, True)
+    assert [ref.sub_session_id for ref in store.get_sub_session_refs("parent")] == ["kept"]
+    assert loaded(store, "parent").version == version + 1
+    # The ref of the other tenant is the only trace of its sub-session.
+    assert erase(using=store.alias, session_id="child").deleted == {"sub_session_ref": 1}
+    assert rows(store, SubSessionRef).count() == 2
 
 
 def test_a_session_id_of_several_tenants_needs_the_tenant(store: DatabaseStateStore) -> None:
