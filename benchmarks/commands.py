@@ -143,7 +143,8 @@ def _fill(alias: str, sessions: int) -> None:
         store.save_state_and_promote_staging(
             _TEMPLATE, state, [message], {"step_id": f"step-{step}", "step_count": step}, run_id="run"
         )
-    store.add_sub_session_refs(_TEMPLATE, [{"sub_session_id": "s", "agent_type": "a", "status": "done"}])
+    ref = {"sub_session_id": "s", "agent_type": "a", "status": "done", "location": "remote"}
+    store.add_sub_session_refs(_TEMPLATE, [ref])
     DatabaseUsageStore(alias, tenant=_TENANT).record_entry(tokens(_TEMPLATE))
 
     async def stream() -> None:

@@ -178,8 +178,8 @@ def _table_names() -> list[str]:
 _SAMPLES: Final = 10
 _PAGES_AT_ONCE: Final = 10
 """How many of the setting's pages are examined together, unless they are also fixed."""
-_RuleOnTable = tuple[str, str | None]
-"""A rule and a table in which it is broken."""
+_Broken = tuple[str, str | None, Severity]
+"""A rule, a table in which it is broken, and how serious that is."""
 
 _NOTHING_TO_EXAMINE: Final = frozenset(
     {
@@ -253,15 +253,15 @@ class _Examination:
         self._fixes = fixes
         self._dry_run = dry_run
         self._listener = listener
-        self._counts: Counter[_RuleOnTable] = Counter()
-        self._fixed: Counter[_RuleOnTable] = Counter()
+        self._counts: Counter[_Broken] = Counter()
+        self._fixed: Counter[_Broken] = Counter()
         self._unreadable: set[tuple[str | None, Sample]] = set()
-        self._samples: defaultdict[_RuleOnTable, list[Sample]] = defaultdict(list)
+        self._samples: defaultdict[_Broken, list[Sample]] = defaultdict(list)
 
     def run(self, deploy: bool) -> Diagnosis:
         of_checks = check_findings(self._db.alias, deploy=deploy)
         self._count(schema_faults(self._db))
-        found = {finding.id for finding in of_checks} | {rule for rule, _ in self._counts}
+        found = {finding.id for finding in of_checks} | {rule for rule, *_ in self._counts}
         if found & _NOTHING_TO_EXAMINE:
             return self._diagnosis(of_checks, "the settings and the schema, which come first")
         session_id = self._scope.session_id
@@ -302,7 +302,7 @@ class _Examination:
                 if (each.table, each.sample) in self._unreadable:
                     continue
                 self._unreadable.add((each.table, each.sample))
-            broken = (each.rule_id, each.table)
+            broken = _broken(each)
             self._counts[broken] += 1
             if len(self._samples[broken]) < _SAMPLES:
                 self._samples[broken].append(each.sample)
@@ -327,7 +327,7 @@ class _Examination:
             elif self._dry_run:
                 self._listener.fixes(faults[0], action)
             if not self._dry_run:
-                self._fixed[rule, faults[0].table] += mended
+                self._fixed[_broken(faults[0])] += mended
 
     def _diagnosis(self, of_checks: list[Finding], stopped_at: str | None) -> Diagnosis:
         has_tables = stopped_at is None and not self._scope.is_narrowed
@@ -339,11 +339,11 @@ class _Examination:
             stopped_at=stopped_at,
         )
 
-    def _finding(self, broken: _RuleOnTable) -> Finding:
+    def _finding(self, broken: _Broken) -> Finding:
         rule = RULES[broken[0]]
         return Finding(
             id=rule.id,
-            severity=rule.severity,
+            severity=broken[2],
             table=broken[1],
             count=self._counts[broken],
             fixed=self._fixed[broken],
@@ -352,3 +352,7 @@ class _Examination:
             is_fixable=rule.fix is not None,
             samples=self._samples[broken],
         )
+
+
+def _broken(fault: Fault) -> _Broken:
+    return fault.rule_id, fault.table, fault.severity or RULES[fault.rule_id].severity

@@ -50,17 +50,23 @@ class Sample(Serializable):
 
 
 class Fault(NamedTuple):
-    """One place where a rule is broken. ``key`` is the key of the row that a fix has to lock."""
+    """One place where a rule is broken. ``key`` is the key of the row that a fix has to lock.
+
+    ``severity`` is that of the rule, unless this place is less serious than others.
+    """
 
     rule_id: str
     table: str | None
     sample: Sample
     key: int | None = None
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Serializable):
-    """All places in one table in which the same rule is broken. ``samples`` holds the first of them."""
+    """All places in one table in which the same rule is broken, with the same severity. ``samples`` holds the
+    first of them.
+    """
 
     id: str
     severity: Severity
@@ -318,6 +324,14 @@ _ALL: Final = (
         "Save the state with the root_session_id of its parent, or with its own id if it has no parent.",
     ),
     Rule(
+        "ref-missing",
+        _WARNING,
+        "A local ref names a sub-session that does not exist. While the ref is running, this is only a note: "
+        "the sub-session may not have begun.",
+        "Restore the sub-session from a backup, or import its tree. If it was deleted on purpose, run "
+        "helix_erase --session with its id, which also deletes the refs to it.",
+    ),
+    Rule(
         "ownership-outside-tree",
         _ERROR,
         "A session records a tool call as owned by a session of another tree.",
@@ -531,10 +545,11 @@ def fault(
     row: Any = None,
     *,
     key: int | None = None,
+    severity: Severity | None = None,
 ) -> Fault:
     """Return a fault with its sample row. ``row`` distinguishes a row from others of the same name."""
     sample = Sample(tenant=tenant, name=name, row=None if row is None else str(row))
-    return Fault(rule, table, sample, key)
+    return Fault(rule, table, sample, key, severity)
 
 
 def table_of(model: type[Model]) -> str:

@@ -32,6 +32,7 @@ from helix_store.doctor.findings import (
     Check,
     Fault,
     Scope,
+    Severity,
     by_statement,
     each,
     fault,
@@ -58,6 +59,7 @@ from helix_store.models import (
     Session,
     Stream,
     StreamChunk,
+    SubSessionRef,
     UsageEntry,
 )
 from helix_store.models.fields import MomentField, PayloadField
@@ -269,6 +271,15 @@ ROOT_OF_ANOTHER_TREE: Final = _sessions(
         AND COALESCE(s.root_session_id, s.session_id)
             <> COALESCE(p.root_session_id, p.session_id, s.session_id)""",
     join=_PARENT,
+)
+
+REF_MISSING: Final = for_keys(
+    f"""
+    SELECT s.tenant, s.session_id, s.id, r.sub_session_id, r.status FROM {_SESSION} AS s
+    JOIN {table(SubSessionRef)} AS r ON r.session_id = s.id
+    WHERE s.id IN %(keys)s AND r.session_id IN %(keys)s AND r.location = 'local' AND NOT EXISTS (
+        SELECT 1 FROM {_SESSION} AS c WHERE c.tenant = s.tenant AND c.session_id = r.sub_session_id
+    ) ORDER BY s.id, r.id"""
 )
 
 # --- Words and texts ---------------------------------------------------------------------------------
@@ -490,6 +501,14 @@ def _owners(text: str) -> dict[str, str]:
         return {}
 
 
+@each(Session, "ref-missing")
+def missing_refs(db: Database, keys: list[int]) -> Iterator[Fault]:
+    """Yield local refs without a session. A ref may be recorded before its sub-session begins."""
+    for tenant, name, key, ref, status in read_keys(db, REF_MISSING, keys):
+        severity = Severity.INFO if status == _RUNNING else None
+        yield fault("ref-missing", "sub_session_ref", tenant, name, ref, key=key, severity=severity)
+
+
 @each(Lock, "lock-expired")
 def locks(db: Database, keys: list[int]) -> Iterator[Fault]:
     def expired() -> list[tuple[Any, ...]]:
@@ -515,6 +534,9 @@ def unknown_effects(db: Database, keys: list[int]) -> Iterator[Fault]:
 
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_RUNNING: Final = "running"
+"""The status of a new ref. A ref's status is any text."""
+
 _RUN_AGE: Final = timedelta(hours=1)
 _EFFECT_AGE: Final = timedelta(days=1)
 
@@ -523,6 +545,7 @@ SUSPICIONS: Final = (
     unknown_effects,
     by_statement("parent-missing", Session, "session", PARENT_MISSING),
     by_statement("root-of-another-tree", Session, "session", ROOT_OF_ANOTHER_TREE),
+    missing_refs,
     owners,
     locks,
 )

@@ -326,6 +326,12 @@ LEFT: Final = (
         table="stream_chunk",
         sql=f"DELETE FROM [stream_chunk] WHERE sequence = 4 AND stream_id = {_PRUNED}",
     ),
+    Planted(
+        rule="ref-missing",
+        table="sub_session_ref",
+        sql="UPDATE [sub_session_ref] SET sub_session_id = 'nobody', status = 'completed'"
+        " WHERE session_id = [=root]",
+    ),
     # Texts and words
     *(
         Planted(

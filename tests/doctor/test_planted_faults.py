@@ -10,7 +10,8 @@ from django.apps import apps
 from django.db import transaction
 from pytest_django import DjangoDbBlocker
 
-from helix_store.doctor import RULES, Diagnosis, Fault, Finding, Listener, diagnose
+from helix_store.doctor import RULES, Diagnosis, Fault, Finding, Listener, Severity, diagnose
+from helix_store.models import SubSessionRef
 from tests.cells import for_each
 from tests.databases import ALIASES, CommittedDatabase, close_connections, delete_all_rows, fresh_tenant
 from tests.doctor.planting import FIXABLE, LEFT, PLANTED, Planted, execute
@@ -166,6 +167,32 @@ def test_a_count_is_not_lowered_below_what_a_checkpoint_has(sample: CommittedDat
         ("fixes", "message-count-off"),
         ("left", "message-count-off"),
     ]
+
+
+def test_a_ref_that_runs_may_wait_for_its_sub_session(sample: CommittedDatabase) -> None:
+    """A ref is often recorded before the sub-session begins, and a remote one is stored elsewhere."""
+    execute(sample, "UPDATE [sub_session_ref] SET sub_session_id = 'nobody'")
+    local = SubSessionRef.objects.using(sample.alias).filter(location="local")
+    running = local.filter(status="running").count()
+    assert running > 1
+    diagnosis = examined(sample, fix=True)
+    (finding,) = diagnosis.findings
+    assert (finding.id, finding.severity, finding.count, finding.fixed) == ("ref-missing", "info", running, 0)
+    assert not diagnosis.has_problems
+
+    execute(sample, "UPDATE [sub_session_ref] SET status = 'failed' WHERE session_id = [=root]")
+    diagnosis = examined(sample)
+    found = {finding.severity: finding for finding in diagnosis.findings}
+    assert {severity: finding.count for severity, finding in found.items()} == {
+        "info": running - 1,
+        "warning": 1,
+    }
+    (missing,) = found[Severity.WARNING].samples
+    assert (missing.tenant, str(missing)) == (sample.tenant, "root nobody")
+    assert diagnosis.has_problems
+
+    execute(sample, "UPDATE [sub_session_ref] SET location = 'remote'")
+    assert examined(sample).findings == []
 
 
 def test_a_newer_state_is_kept(sample: CommittedDatabase) -> None:
