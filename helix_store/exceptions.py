@@ -204,8 +204,10 @@ class NotPermitted(HelixStoreError):
             "permission": f"it needs an active Django user with {named}",
             "requester": "it needs an actor who has not requested it",
         }
+        # A reason that this version does not know, such as one of a newer version, must not hide the error.
+        lacks = needed.get(reason, "it needs another actor")
         super().__init__(
-            f"This actor may not answer the call {shown_id(tool_call_id)}: {needed[reason]}.",
+            f"This actor may not answer the call {shown_id(tool_call_id)}: {lacks}.",
             tool_call_id=tool_call_id,
             reason=reason,
             permission=permission,

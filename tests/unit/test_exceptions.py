@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helix_store import exceptions
-from helix_store.exceptions import HelixStoreError
+from helix_store.exceptions import HelixStoreError, NotApproved, NotPermitted
 from tests.cells import for_each
 
 CLASSES: list[type[HelixStoreError]] = [
@@ -159,6 +159,17 @@ def test_an_id_is_escaped_and_cut_in_the_message_and_whole_as_the_attribute(
     error = getattr(exceptions, name)(given)
     assert f"the id {shown}" in str(error)
     assert getattr(error, attribute) == given
+
+
+def test_an_unknown_word_of_a_reason_has_a_message_too() -> None:
+    """As one that a newer version has sent, or a test has made up."""
+    unknown: Any = "weather"
+    error = NotPermitted("call-1", unknown)
+    assert error.reason == "weather"
+    assert str(error) == "This actor may not answer the call 'call-1': it needs another actor."
+    assert str(NotApproved("call-1", unknown)).startswith("The call 'call-1' is not approved (weather)")
+    for each in (error, NotApproved("call-1", unknown)):
+        assert pickle.loads(pickle.dumps(each)).to_dict() == each.to_dict()  # noqa: S301
 
 
 def test_a_checkpoint_without_an_id_has_the_message_without_one() -> None:
