@@ -280,8 +280,13 @@ def rules_of_step(given: Limits | None = None) -> tuple[Limits, int | None]:
 
 def stream_options() -> StreamOptions:
     """Return the options of ``HELIX_STORE["STREAMS"]``, in lower or upper case, merged with the defaults."""
+    given: dict[str, Any] = {}
     try:
-        return StreamOptions(**{str(name).lower(): value for name, value in get("STREAMS").items()})
+        for name, value in get("STREAMS").items():
+            if (option := str(name).lower()) in given:
+                raise ValueError(f"{option} is given twice, in lower and in upper case")
+            given[option] = value
+        return StreamOptions(**given)
     except (TypeError, ValueError) as exc:
         raise ImproperlyConfigured(f'HELIX_STORE["STREAMS"]: {exc}') from exc
 

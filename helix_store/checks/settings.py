@@ -28,6 +28,7 @@ from helix_store.catalogue.table import (
     references_to,
     references_to_sessions,
 )
+from helix_store.cleanup.workspaces import WorkspaceProvider
 from helix_store.engine.database import alias_of, app_aliases, app_connections
 from helix_store.models import Session
 from helix_store.transfer.records import format_of
@@ -92,19 +93,24 @@ def _wrong_values() -> Iterable[str]:
         for name, path in conf.get("WORKSPACE_PROVIDERS").items():
             problem = f'HELIX_STORE["WORKSPACE_PROVIDERS"][{name!r}] must be the dotted path of a provider'
             if isinstance(name, str) and isinstance(path, str):
-                yield from _wrong_path(path, problem, is_called=False)
+                yield from _wrong_path(path, problem, accepts=_is_provider)
             else:
                 yield f"{problem}, under a name."
 
 
-def _wrong_path(path: str, problem: str, *, is_called: bool = True) -> Iterable[str]:
-    """Yield the problem if a dotted path does not lead to an object of the project."""
+def _is_provider(found: Any) -> bool:
+    """Return whether an object is a workspace provider. A callable may return one; it is not called here."""
+    return callable(found) or isinstance(found, WorkspaceProvider)
+
+
+def _wrong_path(path: str, problem: str, *, accepts: Callable[[Any], bool] = callable) -> Iterable[str]:
+    """Yield the problem if a dotted path does not lead to such an object of the project."""
     try:
         found = import_string(path)
     except Exception as exc:  # noqa: BLE001  a module of the project may raise anything
         yield f"{problem}: {type(exc).__name__}: {exc}."
         return
-    if is_called and not callable(found):
+    if not accepts(found):
         yield f"{problem}: {path} is not callable."
 
 
@@ -114,6 +120,8 @@ def _wrong_stream_options() -> Iterable[str]:
     except ImproperlyConfigured as exc:
         yield str(exc)
         return
+    if options.using and options.using not in connections:
+        yield f'HELIX_STORE["STREAMS"]["using"]: DATABASES has no {options.using!r}.'
     for alias in options.named_aliases:
         if alias not in connections or connections[alias].vendor != "postgresql":
             yield f'HELIX_STORE["STREAMS"]["listen_database"]: DATABASES has no PostgreSQL {alias!r}.'

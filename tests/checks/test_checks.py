@@ -20,6 +20,7 @@ from django.test import override_settings
 
 from helix_store import checks, sqlite_options
 from tests.cells import Cells, for_each
+from tests.cleanup.providers import MemoryProvider
 from tests.databases import CommittedDatabase
 from tests.postgres import NOT_DURABLE, PostgresCluster
 
@@ -193,6 +194,9 @@ class NowhereRouter:
         {"STREAMS": {"listen_database": {"default": None}}},
         {"STREAMS": {"LISTEN_DATABASE": "nowhere"}},
         {"STREAMS": {"nope": 1}},
+        {"STREAMS": {"using": "nowhere"}},
+        {"STREAMS": {"poll_interval": 1, "POLL_INTERVAL": 2}},
+        {"STREAMS": {5: 1}},
         {"STREAM_PERMISSION": print},
         {"STREAM_PERMISSION": "nowhere.may_watch"},
         {"STREAM_PERMISSION": f"{__name__}.ROOT"},
@@ -205,6 +209,8 @@ class NowhereRouter:
         {"WORKSPACE_PROVIDERS": {7: "nowhere.Provider"}},
         {"WORKSPACE_PROVIDERS": {"files": "nowhere.Provider"}},
         {"WORKSPACE_PROVIDERS": {"files": "tests.checks.raises_on_import.Provider"}},
+        {"WORKSPACE_PROVIDERS": {"files": "os.path"}},
+        {"WORKSPACE_PROVIDERS": {"files": f"{__name__}.ROOT"}},
     ],
 )
 def test_e004_wrong_value(configured: Any) -> None:
@@ -242,6 +248,36 @@ def test_e004_a_process_with_unreadable_settings_says_so(tmp_path: Path, command
     assert process.returncode == 1
     assert "helix_store.E004" in process.stdout + process.stderr
     assert "Traceback" not in process.stderr
+
+
+def test_a_provider_may_be_anything_that_the_cleanup_can_load() -> None:
+    """A class, an object, a module or a function, which is not called by the check."""
+    for path in (
+        "tests.cleanup.providers.MemoryProvider",
+        "helix_store.workspaces.StorageWorkspaceProvider",
+        f"{__name__}.PROVIDER",
+        f"{__name__}.provider_of_the_project",
+        __name__,
+    ):
+        with override_settings(HELIX_STORE={"WORKSPACE_PROVIDERS": {"files": path}}):
+            assert checks.settings.check_settings() == [], path
+    for name in ("using", "USING"):
+        with override_settings(HELIX_STORE={"STREAMS": {name: "default"}}):
+            assert checks.settings.check_settings() == []
+
+
+PROVIDER = MemoryProvider()
+
+
+def provider_of_the_project() -> MemoryProvider:
+    raise AssertionError("a check must not open connections to the service of a provider")
+
+
+def list_snapshots(session_id: str, ref: Any) -> list[str]:
+    return []
+
+
+def delete_snapshot(snapshot_id: str) -> None: ...
 
 
 def test_e004_a_listening_alias_has_to_be_on_postgresql(
