@@ -81,8 +81,8 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
     ``paused`` or ``truncated``. If a response ends without a last event, the next request continues it.
 
     Responds 403 unless ``HELIX_STORE["STREAM_PERMISSION"]`` allows access, 404 for an unknown stream, 400 for
-    an invalid position, 503 if the database cannot be read, and 501 under WSGI, where every reader would hold
-    a worker.
+    an invalid position or id, 503 if the database cannot be read, and 501 under WSGI, where every reader
+    would hold a worker.
     """
     permission = conf.stream_permission()
     if permission is None:
@@ -97,17 +97,21 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
     try:
         after = _position(request)
         validation.identifier(stream_id, "stream_id")
-        manager = DatabaseStreamManager(options.using, tenant=validation.tenant(tenant))
-        reader = await manager.create_resumable_reader(stream_id, from_sequence=after)
+        validation.tenant(tenant)
     except (InvalidQuery, InvalidPayload):
         return _refusal(HTTPStatus.BAD_REQUEST)
+    try:
+        manager = DatabaseStreamManager(options.using, tenant=tenant)
+        reader = await manager.create_resumable_reader(stream_id, from_sequence=after)
     except StreamTruncated as exc:
         return HttpResponse(_truncated_event(exc.oldest), headers=_HEADERS)
     except HelixStoreError as exc:
+        # A setting may be wrong too, such as the alias. The client cannot correct either.
         _logger.warning(
-            "A stream could not be opened (%s), and the request was refused with 503. If this repeats, check "
-            "that the database is reachable.",
+            "A stream could not be opened (%s: %s), and the request was refused with 503. If this repeats, "
+            "check that the database is reachable.",
             exc.code,
+            exc,
         )
         return _refusal(HTTPStatus.SERVICE_UNAVAILABLE)
     if reader is None:

@@ -141,7 +141,18 @@ def test_a_database_that_cannot_be_reached_is_503(chatting: Make, monkeypatch: p
         "OPTIONS": {},
     }
     monkeypatch.setitem(connections.settings, "nowhere", nowhere)
-    chat = Chat(f"agent-{uuid4().hex}", lambda turn, out: None, name="down", using="nowhere", owner="ann")
+    _require_503("nowhere")
+
+
+def test_a_database_that_is_not_configured_is_503(chatting: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """The client cannot correct the alias, and is not told which databases there are."""
+    _require_503("missing")
+    assert "There is no database 'missing'" in caplog.text
+
+
+def _require_503(alias: str) -> None:
+    """Send every kind of request to a chat in a database that no request reaches."""
+    chat = Chat(f"agent-{uuid4().hex}", lambda turn, out: None, name="down", using=alias, owner="ann")
     requests: list[tuple[str, str, Any]] = [
         ("GET", "threads/", {}),
         ("GET", "threads/t/", {}),
@@ -161,7 +172,8 @@ def test_a_database_that_cannot_be_reached_is_503(chatting: Make, monkeypatch: p
     with override_settings(ROOT_URLCONF=(path("chat/", chat.urls),)):
         for request in requests:
             response = async_to_sync(ask)(*request)
-            if response.status_code != 503 or json.loads(response.content)["code"] != "store_unavailable":
+            is_told = b"DATABASES" in response.content or response.status_code != 503
+            if is_told or json.loads(response.content)["code"] != "store_unavailable":
                 told[request[:2]] = (response.status_code, response.content[:200])
     assert told == {}
 

@@ -218,6 +218,20 @@ async def test_only_those_whom_the_project_lets_in_are_let_in(
     assert response.headers["Cache-Control"] == "private, no-store"
 
 
+async def test_a_wrong_setting_is_no_wrong_request(
+    committed_db: CommittedDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that gets 400 does not ask again, and its developer looks for a fault in the client."""
+    permission = {"STREAM_PERMISSION": "tests.streams.test_stream_view.allow"}
+    with override_settings(HELIX_STORE={**permission, "STREAMS": {"using": "nowhere"}}):
+        response = await AsyncClient().get("/streams/stream/")
+        assert response.status_code == 503
+        assert b"nowhere" not in response.content
+        assert "There is no database 'nowhere'" in caplog.text
+        for path in ("/streams/stream/?from=-1", "/streams/nul%00/"):
+            assert (await AsyncClient().get(path)).status_code == 400
+
+
 def test_wsgi_is_refused_after_the_permission() -> None:
     with override_settings(HELIX_STORE={}):
         assert Client().get("/streams/stream/").status_code == 403

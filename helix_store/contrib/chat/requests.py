@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ __all__ = [
 
 HEADERS: Final = {"Cache-Control": "private, no-store"}
 
+_logger = logging.getLogger(__name__)
+
 
 class Refusal(Exception):
     """A request is refused before its response begins."""
@@ -91,6 +94,10 @@ def error_response(error: Refusal | HelixStoreError) -> HttpResponse:
 
 def _refusal_of(error: HelixStoreError) -> Refusal:
     path = getattr(error, "path", "")
+    if isinstance(error, InvalidQuery) and path == "/using":
+        # The alias comes from the project. No client can correct it, or needs to know the others.
+        _logger.error("A chat has no database. %s", error)
+        error, path = StoreUnavailable(), ""
     if isinstance(error, LimitExceeded):
         status = (
             HTTPStatus.TOO_MANY_REQUESTS
