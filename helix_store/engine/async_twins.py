@@ -26,6 +26,7 @@ from helix_store.engine.threads import (
     find_parked_caller,
     keep_open,
     note_transactions_of,
+    require_open_block,
     return_to_pool_after,
 )
 
@@ -141,7 +142,13 @@ class _Thread(NamedTuple):
     threads: int
 
 
+def is_in_djangos_thread() -> bool:
+    """Return whether one thread makes all calls of this context, so that they can share a transaction."""
+    return _choose_thread().is_djangos
+
+
 def _choose_thread() -> _Thread:
+    require_open_block()
     threads, djangos = conf.async_threads(), find_djangos_thread()
     # Also if this call joins the transaction: code of this context that runs in other threads cannot.
     note_transactions_of({threading.get_ident(), djangos.caller})

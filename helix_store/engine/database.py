@@ -74,8 +74,10 @@ from helix_store.engine.threads import (
     release,
     release_once,
     remember_pool,
+    require_task_of_block,
     require_thread_of_caller,
     short_waits,
+    task_blocks,
     used_aliases,
     watched_wait,
 )
@@ -307,6 +309,8 @@ class Database:
         connection = connections[alias]
         used_aliases.add(alias)
         if connection.in_atomic_block or alias in open_blocks.get():
+            if task_blocks:
+                require_task_of_block(connection)
             try:
                 require_thread_of_caller(connection)
             except OutsideTransaction:

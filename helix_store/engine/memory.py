@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from types import TracebackType
 from typing import Any, TypeVar
+
+from helix_store.engine.threads import TaskBlock, ending_inner
 
 
 class MemoryTable:
@@ -78,6 +81,59 @@ class MemoryRows(dict[str, V], MemoryTable):
 T = TypeVar("T", bound=MemoryTable)
 
 
+class WorldLock:
+    """The lock of a `MemoryWorld`, which a thread may take again, but not for a task while it holds the lock
+    for another one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._blocks: list[TaskBlock] = []
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Take the lock. Raises `OutsideTransaction`."""
+        if not self._lock.acquire(blocking=False):
+            if not blocking:
+                return False
+            for block in self._blocks[-1:]:
+                block.check_loop()
+            self._lock.acquire()
+        try:
+            self.check_task()
+        except BaseException:
+            self._lock.release()
+            raise
+        return True
+
+    def check_task(self) -> None:
+        """Raise `OutsideTransaction` if this thread holds the lock for another task."""
+        blocks = self._blocks
+        if blocks:
+            blocks[-1].check_task()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    @contextmanager
+    def owned_by(self, block: TaskBlock) -> Iterator[None]:
+        """Hold the lock for a task, which must have taken it."""
+        block.begin()
+        self._blocks.append(block)
+        try:
+            with ending_inner(block, lambda: self._blocks):
+                yield
+        finally:
+            self._blocks.remove(block)
+
+
 class MemoryWorld:
     """An in-memory database: stores and managers that share one see each other's data.
 
@@ -91,7 +147,7 @@ class MemoryWorld:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = WorldLock()
         self._transaction: MemoryTransaction | None = None
         self._tenants: dict[str, dict[type[MemoryTable], Any]] = {}
 
@@ -102,17 +158,19 @@ class MemoryWorld:
             return table
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, task_block: TaskBlock | None = None) -> Iterator[None]:
         """Hold the lock for a ``with`` block.
 
-        After an exception, all tables are restored to their previous contents.
+        After an exception, all tables are restored to their previous contents. With a ``task_block``, other
+        tasks cannot join the transaction.
         """
         with self.lock:
             saved = [table.saved() for tables in self._tenants.values() for table in tables.values()]
             outer = self._transaction
             opened = self._transaction = MemoryTransaction(outer)
             try:
-                yield
+                with nullcontext() if task_block is None else self.lock.owned_by(task_block):
+                    yield
             except BaseException:
                 for put_back in saved:
                     put_back()

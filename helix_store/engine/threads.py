@@ -10,6 +10,11 @@ rows that the caller has locked. Django closes a thread's connections when a req
 an agent framework's executor, or one that the project started, never ends a request, so it would keep its
 connection forever: a call there releases it when it ends.
 
+**Tasks.** The tasks of an event loop share Django's thread, and so its connection. If one of them keeps a
+transaction open between two calls, the calls of the others would join the transaction, and a rollback would
+take back writes that these calls have acknowledged. Such a transaction is recorded in the context of its
+task, from which the tasks that it creates inherit it, and calls from other contexts are refused.
+
 **Waits.** Some calls would wait forever for a lock of a caller that itself waits for the call. A caller in an
 ``atomic()`` block may wait for another thread, as `graph.invoke` does. If that thread waits for a row that
 the block has locked, neither ever continues, and the database cannot see why. The context of the call
@@ -32,7 +37,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -310,6 +315,130 @@ def frames_of(thread: int) -> list[FrameType]:
             if was_enabled:
                 gc.enable()
     return frames
+
+
+# --- The transactions of tasks -------------------------------------------------------------------------
+
+_OF_ANOTHER_TASK: Final = (
+    "Another task has an `async with` block of transaction() open in this thread, and a rollback would take "
+    "this call back; make the call in a task that is created inside the block, or after the block."
+)
+_INNER_IS_OPEN: Final = (
+    "A task that was created inside this block of transaction() still has a block open; both were rolled "
+    "back. Wait for the task before you leave the block."
+)
+_ENDED_WITH_OUTER: Final = (
+    "The block of transaction() around this one has ended, and both were rolled back; leave the inner block "
+    "first."
+)
+
+
+_STOPS_THE_LOOP: Final = (
+    "A synchronous call in an event loop waits for an `async with` block of transaction(), which only this "
+    "event loop can end; await the async form of the call."
+)
+
+
+class TaskBlock:
+    """A transaction that an ``async with`` block keeps open. Calls may join it if their context names it."""
+
+    def __init__(self, roll_back: Callable[[OutsideTransaction], object]) -> None:
+        self.roll_back = roll_back
+        """Roll the transaction back, because one around it ends first."""
+        self.was_rolled_back_early = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = 0
+
+    def begin(self) -> None:
+        """Begin in this thread."""
+        self._thread = threading.get_ident()
+
+    def check_task(self) -> None:
+        """Raise `OutsideTransaction` for a call of another task in the thread of the block."""
+        if self not in _blocks_of_task.get() and threading.get_ident() == self._thread:
+            raise OutsideTransaction(_OF_ANOTHER_TASK)
+
+    def check_loop(self) -> None:
+        """Raise `OutsideTransaction` for a call that would wait for the block in the block's event loop."""
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is self._loop:
+                raise OutsideTransaction(_STOPS_THE_LOOP)
+
+    def end_inner(self, opened: Sequence[TaskBlock]) -> None:
+        """Roll back blocks that were opened later. ``opened`` are all that are open, outermost first.
+
+        Raises `OutsideTransaction` if there are any, which must roll back this block as well.
+        """
+        inner = opened[opened.index(self) + 1 :] if self in opened else ()
+        for each in reversed(inner):
+            each.was_rolled_back_early = True
+            each.roll_back(OutsideTransaction(_ENDED_WITH_OUTER))
+        if inner:
+            raise OutsideTransaction(_INNER_IS_OPEN)
+
+    def check_end(self) -> None:
+        """Raise `OutsideTransaction` if the block was rolled back early."""
+        if self.was_rolled_back_early:
+            raise OutsideTransaction(_ENDED_WITH_OUTER)
+
+
+_blocks_of_task: Final[ContextVar[tuple[TaskBlock, ...]]] = ContextVar("helix_store_task_blocks", default=())
+
+task_blocks: Final[dict[Any, TaskBlock]] = {}
+"""The open blocks of tasks in databases, by their ``atomic()``."""
+
+
+def join_block(block: TaskBlock) -> None:
+    """Record a block in the context of this task."""
+    _blocks_of_task.set((*_blocks_of_task.get(), block))
+
+
+def leave_block(block: TaskBlock) -> None:
+    """Remove a block from the context of this task, which may be another one than that of `join_block`."""
+    _blocks_of_task.set(tuple(each for each in _blocks_of_task.get() if each is not block))
+
+
+def require_open_block() -> None:
+    """Raise `OutsideTransaction` if the innermost block of this task was rolled back early."""
+    blocks = _blocks_of_task.get()
+    if blocks:
+        blocks[-1].check_end()
+
+
+def require_task_of_block(connection: BaseDatabaseWrapper) -> None:
+    """Raise `OutsideTransaction` if the innermost block on a connection is that of another task."""
+    blocks = _task_blocks_on(connection)
+    if blocks:
+        blocks[-1].check_task()
+
+
+def _task_blocks_on(connection: Any) -> list[TaskBlock]:
+    return [task_blocks[each] for each in connection.atomic_blocks if each in task_blocks]
+
+
+@contextmanager
+def opened_by_task(block: TaskBlock, connection: Any) -> Iterator[None]:
+    """Make the innermost ``atomic()`` of a connection a block of a task."""
+    atomic = connection.atomic_blocks[-1]
+    block.begin()
+    task_blocks[atomic] = block
+    try:
+        with ending_inner(block, lambda: _task_blocks_on(connection)):
+            yield
+    finally:
+        del task_blocks[atomic]
+
+
+@contextmanager
+def ending_inner(block: TaskBlock, opened: Callable[[], Sequence[TaskBlock]]) -> Iterator[None]:
+    """Call `TaskBlock.end_inner` at the end. An error of the block itself is raised as it is."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OutsideTransaction):
+            block.end_inner(opened())
+        raise
+    block.end_inner(opened())
 
 
 # --- The connections of calls ------------------------------------------------------------------------

@@ -279,6 +279,7 @@ class TenantScope:
 
     def find(self, session_id: str) -> SessionRecord | None:
         """Return the published record, which can be read without the lock because it never changes."""
+        self.lock.check_task()
         return self.sessions.get(session_id)
 
     def require(self, session_id: str) -> SessionRecord:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self
 
 from django.db import transaction
 
@@ -22,10 +22,10 @@ from helix_store.core.limits import Limits
 from helix_store.core.types import Duration, Run, SessionPage, SessionState, StagedChanges
 from helix_store.core.usage import Dollars
 from helix_store.core.validation import Guard
-from helix_store.engine.async_twins import BothContexts, async_twin
+from helix_store.engine.async_twins import BothContexts, async_twin, is_in_djangos_thread
 from helix_store.engine.database import Call, Database, UncommittedWrite
 from helix_store.engine.memory import MemoryTransaction, MemoryWorld
-from helix_store.engine.threads import release
+from helix_store.engine.threads import TaskBlock, join_block, leave_block, opened_by_task, release
 from helix_store.exceptions import ConflictError, NotSupportedOnBackend, OutsideTransaction
 from helix_store.items import ITEMS_AGENT_TYPE, ItemLog
 from helix_store.locks import DatabaseLockManager, InMemoryLockManager
@@ -279,34 +279,71 @@ class StoreBase(StoreSet, OpensSessions):
         return hash(self._identity)
 
 
-class StoreTransaction(BothContexts):
-    """One transaction over all parts of a store. It can only be used once."""
+_SEVERAL_THREADS: Final = (
+    "The calls of this block would be made in several threads, which share no transaction; use `with` in a "
+    "synchronous function, and call the function with sync_to_async."
+)
 
-    def __init__(self, block: AbstractContextManager[object]) -> None:
-        self._block = block
-        self._is_used = self._is_open = False
+
+class StoreTransaction(BothContexts):
+    """One transaction over all parts of a store. It can only be used once.
+
+    In an ``async with`` block, the calls of the task that has entered it are part of the transaction, and so
+    are those of the tasks that it creates inside of the block.
+    """
+
+    def __init__(self, begin: Callable[[TaskBlock | None], AbstractContextManager[object]]) -> None:
+        self._begin = begin
+        self._is_used = False
+        self._block: AbstractContextManager[object] | None = None
+        self._task_block: TaskBlock | None = None
 
     def __enter__(self) -> Self:
-        if self._is_used:
-            raise ConflictError("A transaction is used once; begin another one with transaction().")
+        self._require_unused()
         self._is_used = True
-        self._block.__enter__()
-        self._is_open = True
+        block = self._begin(self._task_block)
+        block.__enter__()
+        self._block = block
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not self._is_open:
+        if self._block is None:
             return False
-        self._is_open = False
-        return bool(self._block.__exit__(kind, error, trace))
+        block, self._block = self._block, None
+        return bool(block.__exit__(kind, error, trace))
 
     async def __aenter__(self) -> Self:
-        if conf.async_threads():
-            # The calls in the block would run in other threads, outside the transaction.
-            raise OutsideTransaction
-        return await super().__aenter__()
+        self._require_unused()
+        if not is_in_djangos_thread():
+            raise OutsideTransaction(_SEVERAL_THREADS)
+        self._task_block = TaskBlock(self._roll_back)
+        join_block(self._task_block)
+        try:
+            return await super().__aenter__()
+        except BaseException:
+            leave_block(self._task_block)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._task_block is None:
+            return False
+        try:
+            if self._task_block.was_rolled_back_early and error is not None:
+                return False
+            return await super().__aexit__(kind, error, trace)
+        finally:
+            leave_block(self._task_block)
+
+    def _require_unused(self) -> None:
+        if self._is_used:
+            raise ConflictError("A transaction is used once; begin another one with transaction().")
+
+    def _roll_back(self, error: OutsideTransaction) -> None:
+        self.__exit__(type(error), error, None)
 
 
 class DatabaseStateStore(OpensSessions, StateStoreBase):
@@ -419,16 +456,20 @@ class Store(StoreBase):
         """Run all calls of a ``with`` or ``async with`` block in one transaction, which commits at its end.
 
         An exception rolls the transaction back and propagates. The block is an ``atomic()`` block: it
-        includes your own rows in the same database, and inside another block it is a savepoint. If
-        ``ASYNC_THREADS`` is set, ``async with`` raises `OutsideTransaction`.
+        includes your own rows in the same database, and inside another block it is a savepoint. While an
+        ``async with`` block is open, calls of other tasks in its thread raise `OutsideTransaction`, unless
+        the tasks were created inside of it. If ``ASYNC_THREADS`` is set, entering it raises the same error.
         """
-        return StoreTransaction(self._block())
+        return StoreTransaction(self._block)
 
     @contextmanager
-    def _block(self) -> Iterator[None]:
+    def _block(self, task_block: TaskBlock | None) -> Iterator[None]:
         connection = self.sessions._db.connection
         try:
-            with transaction.atomic(using=self.alias):
+            with (
+                transaction.atomic(using=self.alias),
+                nullcontext() if task_block is None else opened_by_task(task_block, connection),
+            ):
                 yield
         finally:
             release(connection)
@@ -629,12 +670,12 @@ class InMemoryStore(StoreBase):
     def transaction(self) -> StoreTransaction:
         """Run all calls of a ``with`` or ``async with`` block in one transaction.
 
-        Other threads wait until it ends. An exception restores the data of all stores of the world and
-        propagates. Signals are sent during the block.
+        Other threads wait until it ends, and other tasks are refused as by `Store.transaction`. An exception
+        restores the data of all stores of the world and propagates. Signals are sent during the block.
         """
         # A table is saved only if it existed before the block.
         _ = self.locks, self.usage, self.budgets, self.streams
-        return StoreTransaction(self.world.transaction())
+        return StoreTransaction(self.world.transaction)
 
     def _announce_waiting(self, session_id: str, root_session_id: str, opened: list[str]) -> None:
         self.sessions._scope.announce_waiting(session_id, root_session_id, opened)

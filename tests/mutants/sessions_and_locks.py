@@ -43,6 +43,7 @@ _LOCKS: Final = locks(
 )
 _LOST_LOCKS: Final = ("tests/database/test_lost_locks.py",)
 _RESTORED: Final = ("tests/database/test_restored_tokens.py",)
+_TASKS: Final = ("tests/concurrency/test_transactions_of_tasks.py",)
 _REPEATED: Final = ("tests/handles/test_repeated_steps.py",)
 _ROLLED_BACK: Final = ("tests/concurrency/test_rolled_back_terms.py",)
 _STREAMS: Final = streams(
@@ -288,5 +289,15 @@ SESSIONS_AND_LOCKS: Final = (
         "    note_transactions_of({threading.get_ident(), djangos.caller})",
         "    note_transactions_of({threading.get_ident()})",
         _REFUSED_CALLERS,
+    ),
+    # --- Calls that would join the transaction of another task
+    Mutant("waits", _DATABASE, "if task_blocks:", "if False:", _TASKS),
+    Mutant("waits", "engine/threads.py", "self not in _blocks_of_task.get()", "False", _TASKS),
+    Mutant(
+        "waits",
+        "engine/threads.py",
+        "if blocks:\n        blocks[-1].check_end()",
+        "if False:\n        pass",
+        _TASKS,
     ),
 )
