@@ -88,7 +88,7 @@ class TokenCounts(Serializable):
 
     ``prompt`` includes ``cached`` (tokens read from a cache), ``cache_write`` (tokens written to one) and
     ``audio_prompt``; a token is either read or written. ``completion`` includes ``reasoning`` and
-    ``audio_completion``.
+    ``audio_completion``. Counts that contradict this are kept as they were reported, but have no price.
 
     Example::
 

@@ -90,6 +90,23 @@ class RecordingContract(UsageTests):
         usage.record_entry(tokens(model="no-such-model", prompt=1_000))
         assert usage.get_entries("session")[0].cost_usd is None
 
+    def test_counts_that_contradict_each_other_are_recorded_without_a_price(self, usage: UsageStore) -> None:
+        """A provider reported them, and there is no price for more cached tokens than there were."""
+        given = [
+            {"prompt": 1, "cached": 5, "cache_write": 3, "total": 1},
+            {"prompt": 10, "cached": 6, "cache_write": 6, "completion": 2, "total": 12},
+            {"prompt": 1, "audio_prompt": 2, "total": 1},
+            {"completion": 1, "reasoning": 1, "audio_completion": 1, "total": 1},
+        ]
+        for counts in given:
+            usage.record_entry(tokens(model="gpt-4o", **counts))
+        stored = usage.get_entries("session")
+        assert [each.tokens for each in stored] == [TokenCounts(**counts) for counts in given]
+        assert [each.cost_usd for each in stored] == [None] * len(given)
+        rollup = usage.get_rollup("session")
+        assert rollup is not None
+        assert (rollup.tokens.total, rollup.tokens.cached, rollup.cost_usd) == (15, 11, 0)
+
     @table("amount", [0, 1, 2**53, 0.1, 5e-324, 1e300])
     def test_an_amount_keeps_its_value_and_type(self, usage: UsageStore, amount: float) -> None:
         usage.record_entry(custom(amount=amount))
