@@ -29,7 +29,7 @@ from django.db.models import Exists, OuterRef, QuerySet, Subquery
 
 from helix_store.core import validation
 from helix_store.core.dicts import AnyMessage
-from helix_store.core.limits import AS_STORED, Limits
+from helix_store.core.limits import AS_STORED, MAX_BIGINT, Limits
 from helix_store.core.moments import as_utc
 from helix_store.core.payloads import (
     check_value,
@@ -649,16 +649,18 @@ def written_columns(
         live = LiveDecisions(stored["live_decisions"])
         live.keep(encoded.marks)
         written["live_decisions"] = live.column()
-    doubtful = ToolCalls(encoded.doubtful, {}, written.get("live_decisions"))
-    if doubtful.claimed:
-        deadline = earliest_deadline(doubtful.open(decisions(doubtful.claimed)))
-        written["pending_deadline"] = deadline or written["pending_deadline"]
+    if encoded.doubtful:
+        doubtful = ToolCalls(encoded.doubtful, {}, written.get("live_decisions"))
+        if doubtful.claimed:
+            deadline = earliest_deadline(doubtful.open(decisions(doubtful.claimed)))
+            written["pending_deadline"] = deadline or written["pending_deadline"]
     return written
 
 
 def next_step_count(state: SessionState) -> int:
     """Return the number of a session's next step. Raises `LimitExceeded`."""
-    return validation.next_number(state.step_count, "step_count")
+    number = state.step_count
+    return number + 1 if number < MAX_BIGINT else validation.next_number(number, "step_count")
 
 
 def default_step_id(state: SessionState) -> str:

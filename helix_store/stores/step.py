@@ -45,7 +45,12 @@ from helix_store.exceptions import (
     TurnInterrupted,
     shown_id,
 )
-from helix_store.sessions.state import SUSPENSION_FIELDS, default_step_id, next_step_count, set_loaded
+from helix_store.sessions.state import (
+    DEFAULT_STEP,
+    SUSPENSION_FIELDS,
+    next_step_count,
+    set_loaded,
+)
 from helix_store.sessions.steps import OpenedStep, StagedRow, StepWrite, are_stored
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
 from helix_store.stores.session import NotCopied, SessionHandleBase, UncommittedWrite
@@ -320,7 +325,7 @@ class Step(NotCopied, BothContexts):
             opened = self._open()
             state = opened.state
             self.number = next_step_count(state)
-            self._id = self._id or default_step_id(state)
+            self._id = self._id or f"{DEFAULT_STEP}{self.number}"
             self._state, self._version = state, state.version
             self._owned = state.message_count, state.mode, state.created_at, state.updated_at
             self._had_ended = state.status in TERMINAL_STATUSES
