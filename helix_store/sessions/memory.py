@@ -411,6 +411,9 @@ class MemoryMessages(MemoryOperations):
                 for checkpoint_id, checkpoint in draft.checkpoints.items()
                 if checkpoint.head.message_count <= keep
             }
+            if draft.newest_step is not None and draft.newest_step.message_count > keep:
+                latest = draft.latest_checkpoint
+                draft.newest_step = None if latest is None else latest.head
             return draft.write()
 
 
@@ -521,6 +524,7 @@ def _apply(draft: SessionRecord, step: StepWrite, staged: Sequence[StagedChanges
         created_at=draft.columns["updated_at"],
     )
     draft.checkpoints[step.checkpoint_id] = StoredCheckpoint(head, new_version, encoded)
+    draft.newest_step = head
     if step.keep is not None:
         draft.keep_checkpoints(step.keep)
     commit = StepCommit(step.checkpoint_id, new_version)
@@ -564,6 +568,7 @@ class MemoryCheckpoints(MemoryOperations):
                 for kept_id, checkpoint in draft.checkpoints.items()
                 if checkpoint.version <= target.version
             }
+            draft.newest_step = target.head
             draft.staged.clear()
             before = waiting_calls(draft.columns)
             version = draft.write_state(target.encoded)

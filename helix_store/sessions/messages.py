@@ -49,7 +49,12 @@ from helix_store.sessions.locking import (
     session_with_id,
     touch,
 )
-from helix_store.sessions.state import EncodedMessage, drop_checkpoints, encode_messages
+from helix_store.sessions.state import (
+    EncodedMessage,
+    drop_checkpoints,
+    encode_messages,
+    stand_for_no_step,
+)
 from helix_store.sessions.statements import MESSAGES, NEWEST_MESSAGES
 from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.signals import announce, session_posted
@@ -131,6 +136,7 @@ class DatabaseMessages(DatabaseOperations):
             session_id=head.pk, kind=CheckpointKind.STEP, message_count__gt=keep
         )
         drop_checkpoints(self.db, head, beyond)
+        stand_for_no_step(self.db, head, keep)
         return advance(self.db, head, message_count=keep)
 
 

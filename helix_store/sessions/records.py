@@ -137,6 +137,8 @@ class SessionRecord:
     envelope: str
     messages: list[StoredMessage] = field(default_factory=list)
     checkpoints: dict[str, StoredCheckpoint] = field(default_factory=dict)
+    newest_step: CheckpointHead | None = None
+    """The step with which the history ends, whose checkpoint may have been deleted."""
     staged: dict[tuple[str, str], str] = field(default_factory=dict)
     operations: dict[str, StoredOperation] = field(default_factory=dict)
     runs: dict[str, StoredRun] = field(default_factory=dict)
@@ -203,16 +205,16 @@ class SessionRecord:
     def is_at_rest(self) -> bool:
         """True if nothing has arrived since the last turn, which `end_turn` ended."""
         newest = next(reversed(self.runs.values()), None)
-        checkpoint = self.latest_checkpoint
+        step = self.newest_step
         due_at = self.columns["next_post_at"]
         return (
             newest is not None
-            and checkpoint is not None
+            and step is not None
             and self.columns["status"] == SessionStatus.ACTIVE
             and (newest.run.status, newest.run.completion_reason) == (RunStatus.COMPLETED, "end_turn")
-            and checkpoint.head.run_id == newest.run.run_id
-            and checkpoint.head.step_count == newest.run.step_count
-            and checkpoint.head.message_count == len(self.messages)
+            and step.run_id == newest.run.run_id
+            and step.step_count == newest.run.step_count
+            and step.message_count == len(self.messages)
             and (due_at is None or due_at > moments.now())
             and not any(each.is_decided_after(newest.run) for each in self.effects.values())
         )

@@ -1060,11 +1060,15 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
     """Delete step checkpoints of a locked session and return their number; the current state is kept.
 
     If the newest checkpoint holds the current state, it is converted from a checkpoint to a plain state
-    stored in full. Bases that remaining checkpoints need for their deltas are kept as bases.
+    stored in full. This state still says with which step of which run the history ends, so that a session at
+    rest stays at rest; `stand_for_no_step` ends that. Bases that remaining checkpoints need for their deltas
+    are kept as bases.
     """
     demoted = 0
     if head.current_is_checkpoint:
         demoted = doomed.filter(pk=current_key(head)).update(kind=CheckpointKind.STATE, checkpoint_id=None)
+    else:
+        _stand_for_newest_step(db, head, doomed)
     if demoted:
         row = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=current_key(head))
         payload, base_id, base = row.values_list("payload", "base_id", "base__payload").get()
@@ -1079,6 +1083,26 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
     deleted, _ = doomed.delete()
     drop_unneeded_bases(db, head)
     return demoted + deleted
+
+
+_OF_STEP: Final = ("source", "run_id", "step_id", "step_count", "message_count")
+
+
+def _stand_for_newest_step(db: Database, head: Session, doomed: QuerySet[Checkpoint]) -> None:
+    """Give a state that no checkpoint records the place of the newest step, if its checkpoint is deleted."""
+    newest = step_checkpoints(db, head.pk).order_by("-version").values("pk")[:1]
+    place = next(iter(doomed.filter(pk__in=newest).values(*_OF_STEP)), None)
+    if place is not None:
+        current = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=head.current_id)
+        # It may stand for a later step.
+        current.exclude(source=CheckpointSource.STEP.value).update(**place)
+
+
+def stand_for_no_step(db: Database, head: Session, message_count: int) -> None:
+    """Let the plain state of a locked session stand for no step whose messages were cut off."""
+    if not head.current_is_checkpoint:
+        current = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=head.current_id)
+        current.filter(message_count__gt=message_count).update(source=CheckpointSource.INPUT.value)
 
 
 def keep_checkpoints(db: Database, head: Session, keep: int, before: datetime | None = None) -> int:

@@ -136,14 +136,20 @@ _IS_SETTLED: Final = (
     f"(e.error = '{NO_EXCEPTION}' OR substr(e.error, 1, {len(EXCEPTION_BEGINS)}) = '{EXCEPTION_BEGINS}')"
 )
 
-# After a rewind or a step outside of a turn, the newest checkpoint belongs to no run or to another one.
+
+def _is_last_step(step: str) -> str:
+    return f"""{step}.run_id = r.run_id AND {step}.step_count = r.step_count
+                    AND {step}.message_count = s.message_count"""
+
+
+# After a rewind or a step outside of a turn, the newest step belongs to no run or to another one. If its
+# checkpoint was deleted, the current state stands for it (see `drop_checkpoints`).
 _IS_AT_REST: Final = f"""(
                 r.status = 'completed' AND r.completion_reason = 'end_turn'
-                AND (SELECT k.run_id = r.run_id AND k.step_count = r.step_count
-                        AND k.message_count = s.message_count
-                    FROM {_CHECKPOINT} AS k
-                    WHERE k.session_id = s.id AND k.kind = 'step' AND k.namespace = ''
-                    ORDER BY k.version DESC LIMIT 1)
+                AND CASE WHEN c.kind = 'state' AND c.source = 'step' THEN {_is_last_step("c")}
+                    ELSE (SELECT {_is_last_step("k")} FROM {_CHECKPOINT} AS k
+                        WHERE k.session_id = s.id AND k.kind = 'step' AND k.namespace = ''
+                        ORDER BY k.version DESC LIMIT 1) END
                 AND NOT EXISTS (SELECT 1 FROM {_EFFECT} AS e
                     WHERE e.session_id = s.id AND e.state IN ('done', 'not_done')
                         AND (e.ended_at > r.ended_at OR e.ended_at > r.started_at AND {_IS_SETTLED})))"""

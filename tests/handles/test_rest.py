@@ -91,6 +91,11 @@ def _take_a_step(world: World, session: Any) -> None:
         step.say(ANSWER)
 
 
+def _take_an_empty_step(_: World, session: Any) -> None:
+    with session.step():
+        pass
+
+
 def _interrupt(world: World, session: Any) -> None:
     world.own.request_interrupt(session.id, kind="interrupt")
 
@@ -110,6 +115,66 @@ def _die(world: World, session: Any) -> None:
     world.locks.force_release(session.id)
 
 
+def _prune(world: World, session: Any) -> None:
+    world.own.prune_checkpoints(session.id, keep=0)
+
+
+def _delete_newest(world: World, session: Any) -> None:
+    world.own.delete_checkpoint(session.id, world.own.get_latest_checkpoint(session.id).checkpoint_id)
+
+
+def _retitle(_: World, session: Any) -> None:
+    session.update(lambda state: setattr(state, "title", "hello"))
+
+
+def _truncate(world: World, session: Any) -> None:
+    """Replace the last message, so that there are as many as before."""
+    world.own.truncate_messages(session.id, 1)
+    session.say(ANSWER)
+
+
+def _rewind_to_newest(world: World, session: Any) -> None:
+    session.rewind(world.own.get_latest_checkpoint(session.id).checkpoint_id)
+
+
+@for_each(
+    ("changes", "is_active"),
+    [
+        ([_prune], False),
+        ([_delete_newest], False),
+        ([_delete_newest, _prune], False),
+        ([_retitle, _prune], False),
+        ([_retitle, _delete_newest, _delete_newest], False),
+        ([_prune, _retitle], False),
+        ([_rewind_to_newest, _prune], False),
+        ([_prune, _truncate], True),
+        ([_truncate, _prune], True),
+        ([_retitle, _truncate, _prune], True),
+        ([_delete_newest, _rewind_to_newest], True),
+        ([_rewind, _prune], True),
+        ([_rewind, _delete_newest], True),
+        ([_take_a_step, _prune], True),
+        ([_take_a_step, _delete_newest], True),
+        ([_take_an_empty_step, _delete_newest], True),
+        ([_take_a_step, _retitle, _delete_newest], True),
+        ([_prune, _take_a_step], True),
+        ([_prune, lambda world, session: session.say(HELLO)], True),
+        ([_prune, lambda world, session: session.post(HELLO)], True),
+        ([_prune, _ask_and_answer], True),
+        ([_prune, _fail], True),
+        ([_prune, _die], True),
+    ],
+)
+def test_deleted_checkpoints_change_nothing_about_rest(
+    own_world: World, changes: list[Callable[[World, Any], object]], is_active: bool
+) -> None:
+    session = rested(own_world)
+    for change in changes:
+        change(own_world, session)
+    with session.turn() as turn:
+        assert turn.is_active is is_active
+
+
 @for_each(
     ("arrives", "is_active"),
     [
@@ -123,7 +188,8 @@ def _die(world: World, session: Any) -> None:
         (_post_later, False),
         (_ask, False),
         (_interrupt, False),
-        (lambda world, session: session.update(lambda state: setattr(state, "title", "hello")), False),
+        (_truncate, True),
+        (_retitle, False),
     ],
 )
 def test_a_session_is_at_rest_until_something_arrives(
