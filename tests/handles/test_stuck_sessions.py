@@ -275,6 +275,23 @@ def test_a_session_whose_worker_is_gone_is_abandoned(store: AnyStore) -> None:
     assert conditions(store) == []
 
 
+def test_a_session_is_not_abandoned_while_a_successor_holds_its_lock(
+    store: AnyStore, ready: list[tuple[str, str]]
+) -> None:
+    store.new_session("session", agent_type="agent")
+    abandon(store, "session")
+    successor = store.locks.acquire("session")
+    assert successor is not None
+    # An abandoned session is nobody's, and this one can go on.
+    assert conditions(store) == []
+    if isinstance(store, Store):
+        assert announce_ready(using=store.alias, tenant=store.tenant) == 0
+    successor.release()
+    assert conditions(store) == [("session", "abandoned", None)]
+    if isinstance(store, Store):
+        assert announce_ready(using=store.alias, tenant=store.tenant) == 1
+
+
 def test_an_abandoned_session_counts_from_the_end_of_its_lock(stored: Store) -> None:
     stored.new_session("session", agent_type="agent")
     lock = stored.locks.acquire("session")
