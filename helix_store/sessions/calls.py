@@ -43,9 +43,15 @@ from helix_store.core.validation import Guard, guard
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.runs import RunUpdate
-from helix_store.sessions.state import suspension_kind
+from helix_store.sessions.state import loaded_of, suspension_kind
 from helix_store.sessions.steps import StagedRow, StepWrite
-from helix_store.sessions.tool_calls import Answer, checked_answer, checked_calls, permissions_of
+from helix_store.sessions.tool_calls import (
+    Answer,
+    ToolCalls,
+    checked_answer,
+    checked_calls,
+    permissions_of,
+)
 from helix_store.sessions.waiting import Suspension
 
 if TYPE_CHECKING:
@@ -595,6 +601,19 @@ def approved_call(backend: Backend, session_id: str, tool_call_id: str) -> tuple
     Raises `NotApproved`.
     """
     return backend.waiting.approved_call(session_id, validation.identifier(tool_call_id, "tool_call_id"))
+
+
+def open_claims(store: WaitingCalls, state: SessionState) -> dict[str, dict[str, Any]]:
+    """Return the calls whose answers in a loaded state nobody has given, so that they are still open.
+
+    This takes one statement if an answer may be the agent's own, otherwise none.
+    """
+    claimed = loaded_of(state).claimed
+    if not claimed:
+        return {}
+    decisions = store._backend.waiting.decisions(state.session_id, claimed)
+    still_open = ToolCalls(state.pending_client_tool_calls, {}).open(decisions)
+    return {key: call for key, call in still_open.items() if key in claimed}
 
 
 def due_calls_of(store: WaitingCalls, session_id: str, now: datetime) -> list[PendingToolCall]:

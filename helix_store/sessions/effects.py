@@ -11,7 +11,7 @@ session or on the row of the effect. If it changes nothing, the portable form lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,8 +66,8 @@ from helix_store.sessions.statements import (
     SESSION_BY_ID,
     session_by_id,
 )
-from helix_store.sessions.tool_calls import StoredDecision, ToolCalls, may_be_own, waiting_calls, without_used
-from helix_store.sessions.waiting import decisions_of
+from helix_store.sessions.tool_calls import StoredDecision, ToolCalls, may_be_own, without_used
+from helix_store.sessions.waiting import readable_open_calls
 from helix_store.signals import announce, session_answered
 
 _logger = logging.getLogger(__name__)
@@ -404,20 +404,9 @@ class Settlement:
         return state == "unknown"
 
 
-def can_go_on(
-    columns: Mapping[str, Any], decisions: Callable[[Collection[str]], Iterable[StoredDecision]]
-) -> bool:
-    """Return whether nothing but an effect kept the session from going on.
-
-    ``decisions`` reads those about calls; it is only called if answers in the state may be the agent's own.
-    """
-    status, kind = columns["status"], columns["suspension_kind"]
-    if status in TERMINAL_STATUSES or waits_for_answer(status, kind, columns["pending_client_tool_calls"]):
-        return False
-    if kind is None or status not in (SessionStatus.PAUSED, SessionStatus.INTERRUPTED):
-        return True
-    calls = waiting_calls(columns)
-    return not (calls.claimed and calls.open(decisions(calls.claimed)))
+def can_go_on(status: str, suspension_kind: str | None, open_calls: Mapping[str, object] | None) -> bool:
+    """Return whether nothing but an effect kept the session from going on."""
+    return status not in TERMINAL_STATUSES and not waits_for_answer(status, suspension_kind, open_calls)
 
 
 # --- Statements --------------------------------------------------------------------------------------
@@ -886,8 +875,11 @@ class DatabaseEffects(DatabaseOperations):
             "actors": settlement.actors(stored),
         }
         ((is_last,),) = self.db.execute(SETTLE, values)
-        if is_last and can_go_on(vars(head), partial(decisions_of, self.db, head.pk)):
-            announce(self.db, session_id, [session_answered])
+        if is_last:
+            columns_of_calls = {head.pk: (head.pending_client_tool_calls, head.live_decisions)}
+            calls = readable_open_calls(self.db, columns_of_calls)[head.pk]
+            if can_go_on(head.status, head.suspension_kind, calls):
+                announce(self.db, session_id, [session_answered])
         return True
 
     def select(self, session_id: str, *, states: Sequence[str], after: int, limit: int) -> list[Effect]:

@@ -334,9 +334,7 @@ class MemoryPosts(MemoryOperations):
         columns = record.columns
         return (
             columns["status"] in TERMINAL_STATUSES
-            or waits_for_answer(
-                columns["status"], columns["suspension_kind"], columns["pending_client_tool_calls"]
-            )
+            or waits_for_answer(columns["status"], columns["suspension_kind"], record.open_calls)
             or self._scope.is_locked(record.session_id)
         )
 
@@ -804,6 +802,10 @@ class MemoryWaiting(MemoryOperations):
         )
         return record.version, asking, call
 
+    def decisions(self, session_id: str, tool_call_ids: Collection[str]) -> list[StoredDecision]:
+        record = self._scope.find(session_id)
+        return [] if record is None else [each for each in record.decisions if each.is_final]
+
     def unknown_permissions(self, names: Sequence[str]) -> list[str]:
         """Return no name: there are no stored permissions in memory."""
         return []
@@ -984,7 +986,8 @@ class MemoryEffects(MemoryOperations):
                 return False
             draft.effects[effect_id] = settlement.settled(stored, at=moments.now())
             is_last = not any(each.state in ("started", "unknown") for each in draft.effects.values())
-            goes_on = is_last and can_go_on(draft.columns, lambda _: draft.decisions)
+            columns = draft.columns
+            goes_on = is_last and can_go_on(columns["status"], columns["suspension_kind"], draft.open_calls)
         if goes_on:
             self._scope.announce(session_id, [session_answered])
         return True

@@ -56,7 +56,7 @@ from helix_store.sessions.state import (
     stand_for_no_step,
 )
 from helix_store.sessions.statements import MESSAGES, NEWEST_MESSAGES
-from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.sessions.waiting import readable_open_calls
 from helix_store.signals import announce, session_posted
 
 __all__ = ["aannounce_due_posts", "announce_due_posts"]
@@ -277,16 +277,18 @@ def has_open_calls(newest_first: Iterable[Message]) -> bool:
     return False
 
 
-def waits_for_answer(status: str, suspension_kind: str | None, pending: str | None) -> bool:
-    """Return whether a session waits for an answer or was paused, so that no turn can continue it."""
+def waits_for_answer(
+    status: str, suspension_kind: str | None, open_calls: Mapping[str, object] | None
+) -> bool:
+    """Return whether a session waits for an answer or was paused, so that no turn can continue it.
+
+    ``open_calls`` are the calls that somebody still has to answer, or ``None`` if they cannot be read.
+    """
     if status not in (SessionStatus.PAUSED, SessionStatus.INTERRUPTED):
         return False
     if suspension_kind is None:
         return status == SessionStatus.PAUSED
-    try:
-        return bool(ToolCalls.stored(pending, None).unanswered)
-    except IntegrityFault:
-        return True
+    return open_calls is None or bool(open_calls)
 
 
 _SESSION: Final = table(Session)
@@ -400,7 +402,8 @@ def _find_due(clock: Clock, of_tenant: str, page: str) -> str:
                 ORDER BY p.due_at, p.sequence LIMIT 1)"""
     return f"""
         SELECT s.id, s.next_post_at, s.tenant, s.session_id, s.status, s.suspension_kind,
-            s.pending_client_tool_calls, {first.format("post_id")}, {first.format("author")},
+            s.pending_client_tool_calls, s.live_decisions,
+            {first.format("post_id")}, {first.format("author")},
             (SELECT count(*) FROM {_POST} AS p
              WHERE p.session_id = s.id AND p.state = 'waiting' AND p.due_at <= {clock.now})
         FROM {_SESSION} AS s
@@ -623,6 +626,7 @@ class DueSession(NamedTuple):
     status: str
     suspension_kind: str | None
     pending: str | None
+    live: Any
     post_id: str
     author: str | None
     posts: int
@@ -643,7 +647,7 @@ def find_due_sessions(
         size = limit - len(found)
         page = {"tenant": db.tenant, "due_at": due_at, "key": key, "limit": size, **of_some}
         rows = [DueSession(*row) for row in db.read(statement, page)]
-        found += filter(_may_be_driven, rows)
+        found += _drivable(db, rows)
         if len(rows) < size:
             break
         due_at, key = rows[-1].due_at, rows[-1].key
@@ -659,15 +663,22 @@ def _due_in_turn(db: Database, limit: int, *, of_all: bool) -> list[DueSession]:
         size = limit - len(found)
         page = {"tenant": db.tenant, "limit": size, "offset": offset}
         rows = [DueSession(*row) for row in db.read(statement, page)]
-        found += filter(_may_be_driven, rows)
+        found += _drivable(db, rows)
         if len(rows) < size:
             break
         offset += size
     return found
 
 
-def _may_be_driven(due: DueSession) -> bool:
-    return not waits_for_answer(due.status, due.suspension_kind, due.pending)
+def _drivable(db: Database, rows: Sequence[DueSession]) -> list[DueSession]:
+    """Return the sessions that do not wait for an answer.
+
+    This takes one statement if a state holds an answer that may be the agent's own, otherwise none.
+    """
+    # Nobody reads the calls of a session that is not suspended.
+    suspended = {row.key: (row.pending, row.live) for row in rows if row.suspension_kind is not None}
+    calls = readable_open_calls(db, suspended)
+    return [row for row in rows if not waits_for_answer(row.status, row.suspension_kind, calls.get(row.key))]
 
 
 def _value_of(row: Mapping[str, Any], session_id: str) -> PostValue:

@@ -30,7 +30,7 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import Guard
 from helix_store.engine.memory import MemoryRows, MemoryTable, MemoryWorld
-from helix_store.exceptions import SessionNotFound
+from helix_store.exceptions import IntegrityFault, SessionNotFound
 from helix_store.locks import LockTable
 from helix_store.sessions.effects import StoredEffect
 from helix_store.sessions.runs import is_stale
@@ -43,7 +43,7 @@ from helix_store.sessions.state import (
     head_values,
     written_columns,
 )
-from helix_store.sessions.tool_calls import StoredDecision
+from helix_store.sessions.tool_calls import StoredDecision, ToolCalls
 from helix_store.signals import send_signals, session_waiting, signals_of_status
 from helix_store.streams.manager import StreamTable
 
@@ -218,6 +218,15 @@ class SessionRecord:
             and (due_at is None or due_at > moments.now())
             and not any(each.is_decided_after(newest.run) for each in self.effects.values())
         )
+
+    @property
+    def open_calls(self) -> dict[str, dict[str, Any]] | None:
+        """The calls that somebody still has to answer; ``None`` if they cannot be read."""
+        try:
+            pending, live = self.columns["pending_client_tool_calls"], self.columns["live_decisions"]
+            return ToolCalls.stored(pending, None, live).open(self.decisions)
+        except IntegrityFault:
+            return None
 
     def state(self) -> SessionState:
         return current_state(self._detached_columns(), self.payload, self.envelope)

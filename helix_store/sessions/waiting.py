@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -27,7 +28,7 @@ from helix_store.core.types import (
 from helix_store.core.validation import Guard, datetime_to_milliseconds
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.expressions import NoIndexHint, after_keyset, insert_row, update_row, with_keys
-from helix_store.exceptions import ConflictError, SessionNotFound
+from helix_store.exceptions import ConflictError, IntegrityFault, SessionNotFound
 from helix_store.locks import hold_fence
 from helix_store.models import Decision, Run, Session
 from helix_store.sessions.locking import (
@@ -39,6 +40,7 @@ from helix_store.sessions.locking import (
     lock_session,
     lock_sessions_of_tree,
     missing_session,
+    pk_of,
     root_of,
     session_with_id,
     sessions_with_ids,
@@ -139,15 +141,23 @@ def decisions_about(db: Database, claimed: Mapping[int, Collection[str]]) -> dic
     This takes one statement, or none without calls. What was approved can be long, and is left out.
     """
     decisions: dict[int, list[StoredDecision]] = {key: [] for key in claimed}
-    ids = sorted({*chain(*claimed.values())})
-    if ids:
-        rows: Any = Decision.objects.using(db.alias).filter(is_final=True).order_by()
-        rows = with_keys(db, rows, "session", [key for key, of_session in claimed.items() if of_session])
-        rows = with_keys(db, rows, "tool_call_id", ids, column_type="text")
-        columns = [name for name in _DECISION_COLUMNS if name != "content"]
-        for key, *row in rows.values_list("session_id", *columns):
-            decisions[key].append(StoredDecision(content=None, **dict(zip(columns, row, strict=True))))
+    keys = [key for key, of_session in claimed.items() if of_session]
+    if keys:
+        rows = with_keys(db, Decision.objects.using(db.alias), "session", keys)
+        for key, decision in _final_decisions(db, rows, {*chain(*claimed.values())}):
+            decisions[key].append(decision)
     return decisions
+
+
+def _final_decisions(
+    db: Database, rows: Any, tool_call_ids: Iterable[str]
+) -> Iterator[tuple[int, StoredDecision]]:
+    """Yield the final ones of these decisions about calls, with the keys of their sessions."""
+    final = rows.filter(is_final=True).order_by()
+    final = with_keys(db, final, "tool_call_id", sorted(tool_call_ids), column_type="text")
+    columns = [name for name in _DECISION_COLUMNS if name != "content"]
+    for key, *row in final.values_list("session_id", *columns):
+        yield key, StoredDecision(content=None, **dict(zip(columns, row, strict=True)))
 
 
 def decisions_of(db: Database, key: int, claimed: Collection[str]) -> list[StoredDecision]:
@@ -163,6 +173,20 @@ def open_calls(db: Database, sessions: Mapping[int, ToolCalls]) -> dict[int, dic
     claimed = {key: ids for key, calls in sessions.items() if (ids := list(calls.claimed))}
     decisions = db.query(partial(decisions_about, db, claimed)) if claimed else {}
     return {key: calls.open(decisions.get(key, ())) for key, calls in sessions.items()}
+
+
+def readable_open_calls(
+    db: Database, columns: Mapping[int, tuple[str | None, Any]]
+) -> dict[int, dict[str, dict[str, Any]] | None]:
+    """Return the `open_calls` of sessions, given their pending calls and live decisions by key.
+
+    The value is ``None`` for calls that cannot be read.
+    """
+    sessions = {}
+    for key, (pending, live) in columns.items():
+        with suppress(IntegrityFault):
+            sessions[key] = ToolCalls.stored(pending, None, live)
+    return {**dict.fromkeys(columns), **open_calls(db, sessions)}
 
 
 class KnownCalls(NamedTuple):
@@ -271,6 +295,12 @@ class DatabaseWaiting(DatabaseOperations):
         is_own = may_be_own(row, session_id, tool_call_id)
         asking, call = ToolCalls.of(row).approved_call(tool_call_id, decisions, is_own=is_own)
         return row["version"], asking, call
+
+    @reads
+    def decisions(self, session_id: str, tool_call_ids: Collection[str]) -> list[StoredDecision]:
+        """Return the final decisions about calls of a session. One statement."""
+        rows = Decision.objects.using(self.db.alias).filter(session_id=pk_of(self.db, session_id))
+        return [decision for _, decision in _final_decisions(self.db, rows, tool_call_ids)]
 
     @reads
     def unknown_permissions(self, names: Sequence[str]) -> list[str]:

@@ -13,7 +13,6 @@ only when they are read that the session is not stuck. If such sessions have tak
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -50,8 +49,7 @@ from helix_store.sessions.runs import (
     STOPPED_BY_ERROR,
     is_abandoned,
 )
-from helix_store.sessions.tool_calls import ToolCalls
-from helix_store.sessions.waiting import open_calls
+from helix_store.sessions.waiting import readable_open_calls
 from helix_store.signals import announce, session_ready
 
 __all__ = ["StuckSession", "aannounce_ready", "afind_stuck", "announce_ready", "find_stuck"]
@@ -264,6 +262,7 @@ def _unanswered(clock: Clock) -> _Search:
         is_unanswered(clock, f"(SELECT {clock.now})"),
         since="s.next_post_at",
         calls="s.pending_client_tool_calls",
+        live="s.live_decisions",
     )
 
 
@@ -422,14 +421,16 @@ def _found(db: Database, rows: Iterable[_Row]) -> Iterator[tuple[_Row, StuckSess
     """Yield the rows, each with its value, except those that the calls which their statement cannot read
     exclude. This takes one more statement if a state holds an answer that may be the agent's own.
     """
-    rows, waiting = list(rows), {}
+    rows = list(rows)
+    suspended = {
+        row.key: (row.calls, row.live)
+        for row in rows
+        if (row.condition == "waiting" and row.suspension_kind == WAITING_KIND)
+        or (row.condition == "unanswered" and row.suspension_kind is not None)
+    }
+    calls = readable_open_calls(db, suspended)
     for row in rows:
-        if row.condition == "waiting" and row.suspension_kind == WAITING_KIND:
-            with suppress(IntegrityFault):
-                waiting[row.key] = ToolCalls.stored(row.calls, None, row.live)
-    calls = open_calls(db, waiting)
-    for row in rows:
-        stuck = _stuck(row, _tools(calls[row.key]) if row.key in calls else None)
+        stuck = _stuck(row, calls.get(row.key))
         if stuck is not None:
             yield row, stuck
 
@@ -438,20 +439,20 @@ def _tools(calls: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return sorted({str(call.get("tool_name")) for call in calls.values()})
 
 
-def _stuck(row: _Row, tools: Sequence[str] | None) -> StuckSession | None:
+def _stuck(row: _Row, calls: Mapping[str, Mapping[str, Any]] | None) -> StuckSession | None:
     """Return the session that a row describes, or ``None`` if its tool calls show that the condition does not
     hold: for example, the session is listed as waiting, but every call has been answered.
 
-    ``tools`` are the names of the tools whose calls are open, ``None`` if the calls cannot be read.
+    ``calls`` are the open calls, ``None`` if the calls cannot be read.
     """
     detail = row.detail
     if row.condition == "waiting" and detail is not None:
         detail = detail.partition(":")[0]
     if row.condition == "waiting" and row.suspension_kind == WAITING_KIND:
-        if tools is not None and not tools and detail is None:
+        if calls is not None and not calls and detail is None:
             return None
-        detail = ", ".join(tools or ()) or detail
-    if row.condition == "unanswered" and waits_for_answer(row.status, row.suspension_kind, row.calls):
+        detail = ", ".join(_tools(calls or {})) or detail
+    if row.condition == "unanswered" and waits_for_answer(row.status, row.suspension_kind, calls):
         return None
     return StuckSession(
         session_id=row.session_id,
@@ -731,7 +732,7 @@ class MemoryConditions:
     def _unanswered(self, record: SessionRecord) -> Any:
         columns, due_at = record.columns, record.columns["next_post_at"]
         is_due = due_at is not None and due_at <= moments.now()
-        calls = columns["status"], columns["suspension_kind"], columns["pending_client_tool_calls"]
+        calls = columns["status"], columns["suspension_kind"], record.open_calls
         if not is_due or waits_for_answer(*calls) or self._scope.is_locked(record.session_id):
             return None
         return due_at, None, None
@@ -740,7 +741,7 @@ class MemoryConditions:
         columns = record.columns
         if columns["suspension_kind"] != WAITING_KIND:
             return None
-        tools = _tools(ToolCalls.of(columns).open(record.decisions))
+        tools = _tools(record.open_calls or {})
         return (columns["updated_at"], ", ".join(tools), None) if tools else None
 
 

@@ -99,6 +99,10 @@ class StoreSet:
         """
         raise NotImplementedError
 
+    def open_claims(self, state: SessionState) -> Collection[str]:
+        """Return the ids of the calls whose answers in a loaded state nobody has given."""
+        return ()
+
     @property
     def in_callers_transaction(self) -> bool:
         """True if a write becomes part of a transaction of the caller.

@@ -86,13 +86,15 @@ class Readiness(NamedTuple):
     """True if the session has not ended and does not wait for an answer."""
 
 
-def readiness_of(state: SessionState) -> Readiness:
+def readiness_of(state: SessionState, claims: Collection[str]) -> Readiness:
+    """Return the situation of a session. ``claims`` are the calls that its agent has answered itself."""
     suspended, has_ended = is_suspended(state), state.status in TERMINAL_STATUSES
     if not state.pending_client_tool_calls:
         return Readiness({}, suspended, can_continue=not has_ended)
     calls = calls_of(state)
-    is_waiting = suspended and bool(calls.unanswered)
-    return Readiness(calls.answers, suspended, can_continue=not (has_ended or is_waiting))
+    is_waiting = suspended and bool(calls.unanswered or claims)
+    answers = {key: answer for key, answer in calls.answers.items() if key not in claims}
+    return Readiness(answers, suspended, can_continue=not (has_ended or is_waiting))
 
 
 def new_calls(calls: Any, *, now: datetime, run_id: str | None, limits: Limits) -> dict[str, dict[str, Any]]:

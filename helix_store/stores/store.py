@@ -33,6 +33,7 @@ from helix_store.sessions.calls import (
     Backend,
     add_checked_calls,
     approved_call,
+    open_claims,
     require_permissions,
     stage,
     start_run,
@@ -260,6 +261,9 @@ class StoreBase(StoreSet, OpensSessions):
 
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, int, ApprovedCall]:
         return approved_call(self.sessions._operations, session_id, tool_call_id)
+
+    def open_claims(self, state: SessionState) -> Collection[str]:
+        return open_claims(self.sessions, state)
 
     def enter_effect(self, session_id: str, intent: Intent, fencing_token: int | None) -> Entered:
         return self.sessions._operations.effects.enter(session_id, intent, Guard(None, fencing_token))

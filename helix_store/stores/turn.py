@@ -652,11 +652,11 @@ class Turn(NotCopied, BothContexts):
         Raises `ConflictError` if another worker resumed or ended it after it was loaded.
         """
         store, session_id, token = self.session.store, self.session.id, self.fencing_token
-        readiness = readiness_of(state)
+        readiness = readiness_of(state, self.session._stores.open_claims(state))
         if not readiness.can_continue:
             # Read under the lock: an answer may have arrived just before it and found the session busy.
             state = self.session.load()
-            readiness = readiness_of(state)
+            readiness = readiness_of(state, self.session._stores.open_claims(state))
             if not readiness.can_continue:
                 self._settle(state)
                 return state

@@ -19,6 +19,7 @@ from helix_store.exceptions import (
     NotPermitted,
     NotSupportedOnBackend,
 )
+from helix_store.testing.state_store.approvals import forge_answer
 from helix_store.testing.state_store.tool_calls import LONG_AGO
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
@@ -65,6 +66,56 @@ def test_a_turn_uses_what_was_approved(world: World) -> None:
         with turn.step() as step:
             step.finish()
     assert "input" not in world.loaded().completed_client_tool_calls["call"]
+
+
+@for_each("answer", [{"approved": True}, {"approved": False}, {"error": "no"}], ids=repr)
+def test_a_turn_waits_for_an_approval_that_its_agent_has_answered(
+    world: World, answer: dict[str, Any]
+) -> None:
+    requires_support(world)
+    asked(world)
+    forge_answer(world.store, "session", answer={**answer, "submitted_at": LONG_AGO})
+    with world.turn(world.session()) as turn:
+        assert (turn.is_active, turn.results) == (False, {})
+    assert approve(world, approved=False, actor="ann") == "accepted"
+    with world.turn(world.session()) as turn:
+        assert turn.is_active
+        assert turn.results["call"]["actors"] == ["ann"]
+
+
+def test_a_turn_gets_no_answer_of_its_agent(world: World) -> None:
+    requires_support(world)
+    session = world.new_session()
+    world.store.add_pending_tool_calls("session", {"call": PAY, "ask": {"tool_name": "ask"}})
+    forge_answer(world.store, "session")
+    world.store.submit_tool_result("session", "ask", result=1)
+    with world.turn(session) as turn:
+        assert list(turn.results) == ["ask"]
+        with turn.step() as step:
+            step.end_turn()
+    assert approve(world, actor="ann") == "accepted"
+    with world.turn(world.session()) as turn:
+        assert turn.results["call"]["actors"] == ["ann"]
+
+
+@for_each("kind", ["approved", "used", "rejected", "failed", "expired"])
+@for_each("is_saved", [False, True])
+def test_a_turn_goes_on_after_an_answer(world: World, kind: str, is_saved: bool) -> None:
+    requires_support(world)
+    asked(world)
+    if kind == "expired":
+        assert expired_session_cleanup(state_store=world.own).defaults_applied == 1
+    elif kind == "failed":
+        assert approve(world, approved=None, error="no") == "accepted"
+    else:
+        assert approve(world, approved=kind != "rejected") == "accepted"
+    if kind == "used":
+        with world.session().effect("call", approval=True) as effect:
+            effect.done(True)
+    if is_saved:
+        world.store.save_state("session", world.loaded())
+    with world.turn(world.session()) as turn:
+        assert (turn.is_active, list(turn.results)) == (True, ["call"])
 
 
 def test_an_approval_that_was_taken_earlier_can_be_used(world: World) -> None:

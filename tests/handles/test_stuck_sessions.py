@@ -37,6 +37,7 @@ from helix_store.engine.database import Database
 from helix_store.exceptions import RunNotFound
 from helix_store.models import Effect, Lock, Run, Session
 from helix_store.stores.conditions import CONDITIONS, conditions_of, find_keys
+from helix_store.testing.state_store.approvals import forge_answer
 from helix_store.testing.usage.base import tokens
 from tests.cells import for_each
 from tests.databases import ALIASES, CommittedDatabase
@@ -464,6 +465,19 @@ def test_a_session_whose_agent_has_written_the_answer_is_waiting(
     assert conditions(store) == [("forged", "waiting", "pay")]
     store.sessions.submit_tool_result("forged", "pay", approval_id="pay", approved=False)
     assert conditions(store) == []
+
+
+def test_a_session_that_waits_for_an_approval_is_not_unanswered_whatever_its_state_says(
+    store: AnyStore,
+) -> None:
+    session = store.new_session("forged", agent_type="agent")
+    with session.turn() as turn, turn.step() as step:
+        step.ask_approval("call", "pay", {"eur": 5})
+    session.post({"role": "user", "content": "Now?"})
+    forge_answer(store.sessions, "forged")
+    assert store.find_stuck() == []
+    store.sessions.submit_tool_result("forged", "call", approval_id="call", approved=False)
+    assert [each.condition for each in store.find_stuck()] == ["unanswered"]
 
 
 def test_a_session_with_a_used_approval_is_not_waiting(store: AnyStore) -> None:

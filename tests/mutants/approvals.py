@@ -123,13 +123,6 @@ APPROVALS: Final = (
     ),
     Mutant(
         "approval",
-        "sessions/effects.py",
-        "calls.claimed and calls.open(decisions(calls.claimed))",
-        "False",
-        named("tests/handles/test_effects.py", "no_session_that_cannot_go_on"),
-    ),
-    Mutant(
-        "approval",
         _RULES,
         'columns["root_session_id"] not in (None, session_id)',
         "False",

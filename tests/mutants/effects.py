@@ -101,8 +101,8 @@ EFFECTS: Final = (
     Mutant("effect", _STORE, "l.tenant = s.tenant", "true", state("lock_of_another_tenant")),
     Mutant("effect", _STORE, "AND l.token = {effect}.fencing_token", "", _LOCK + _DEAD),
     Mutant("effect", _STORE, "AND s.tenant = %(tenant)s", "", _LISTED),
-    Mutant("effect", _STORE, "if is_last and can_go_on(", "if can_go_on(", _WAKES),
-    Mutant("effect", _STORE, "status in TERMINAL_STATUSES or waits", "waits", _WAKES),
+    Mutant("effect", _STORE, "if is_last:", "if True:", _WAKES),
+    Mutant("effect", _STORE, "status not in TERMINAL_STATUSES and not waits", "not waits", _WAKES),
     Mutant(
         "effect",
         _CALLS,

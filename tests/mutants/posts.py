@@ -87,7 +87,7 @@ POSTS: Final = (
     Mutant(
         "post",
         _RULES,
-        "return bool(ToolCalls.stored(pending, None).unanswered)",
+        "return open_calls is None or bool(open_calls)",
         "return False",
         _FOUND,
     ),

@@ -45,11 +45,11 @@ from helix_store.items import ItemLog
 from helix_store.models import Message as StoredMessage
 from helix_store.models import Post as StoredPost
 from helix_store.models import StreamChunk
+from helix_store.sessions.calls import open_claims
 from helix_store.sessions.messages import has_open_calls, posts_of
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 from helix_store.sessions.state import loaded_of
 from helix_store.sessions.tool_calls import ToolCalls, current_call
-from helix_store.sessions.waiting import calls_of
 from helix_store.stores.conditions import conditions_of_ids
 
 __all__ = [
@@ -132,16 +132,11 @@ def unanswered_calls(store: Store, state: SessionState) -> dict[str, dict[str, A
     """Return the calls of a thread that nobody has answered, by id. The next turn waits for them.
 
     An agent can write an answer to an approval into its own state. It has no effect: a person can still give
-    one. This takes two statements if an answer may be the agent's own, otherwise none.
+    one. This takes one statement if an answer may be the agent's own, otherwise none.
     """
-    calls = ToolCalls(state.pending_client_tool_calls, {})
-    known = loaded_of(state).claimed
-    claimed = {key: call for key, call in calls.claimed.items() if known is None or key in known}
-    if not claimed:
-        return calls.unanswered
-    still_open = calls_of(Database(store.alias, store.tenant), state.session_id).open
-    forged = {key: current_call(call) for key, call in claimed.items() if key in still_open}
-    return calls.unanswered | forged
+    claims = open_claims(store.sessions, state)
+    forged = {key: current_call(call) for key, call in claims.items()}
+    return ToolCalls(state.pending_client_tool_calls, {}).unanswered | forged
 
 
 def open_calls(store: Store, state: SessionState) -> dict[str, dict[str, Any]]:

@@ -24,9 +24,10 @@ from helix_store.exceptions import (
     StaleStateError,
 )
 from helix_store.testing.cells import table
+from helix_store.testing.state_store.approvals import approve, forge_answer
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded, message, messages
-from helix_store.testing.state_store.tool_calls import ASK
+from helix_store.testing.state_store.tool_calls import APPROVE, ASK
 
 __all__ = ["PostContract"]
 
@@ -355,6 +356,21 @@ class PostContract(StoreTests):
             lock.release()
             assert len(store.find_due_posts()) == 1
         store.update_status(session_id, "active")
+
+    @table("others", [{}, {"answered": ASK}])
+    def test_sessions_whose_agent_has_answered_its_own_approval_are_not_found(
+        self, store: PostStore, session_id: str, others: dict[str, Any]
+    ) -> None:
+        store.post_message(session_id, message("x"))
+        store.suspend(
+            session_id, kind="suspended_client_tool", context={}, pending={"call": APPROVE, **others}
+        )
+        for each in others:
+            store.submit_tool_result(session_id, each, result="yes")
+        forge_answer(store, session_id)
+        assert store.find_due_posts() == []
+        approve(store, session_id, approved=False)
+        assert [due.session_id for due in store.find_due_posts()] == [session_id]
 
     def test_sessions_with_an_open_call_do_not_count_for_the_limit(
         self, store: PostStore, session_id: str
