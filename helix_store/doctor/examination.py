@@ -302,7 +302,7 @@ class _Examination:
                 if (each.table, each.sample) in self._unreadable:
                     continue
                 self._unreadable.add((each.table, each.sample))
-            broken = _broken(each)
+            broken = _group_of(each)
             self._counts[broken] += 1
             if len(self._samples[broken]) < _SAMPLES:
                 self._samples[broken].append(each.sample)
@@ -327,7 +327,7 @@ class _Examination:
             elif self._dry_run:
                 self._listener.fixes(faults[0], action)
             if not self._dry_run:
-                self._fixed[_broken(faults[0])] += mended
+                self._fixed[_group_of(faults[0])] += mended
 
     def _diagnosis(self, of_checks: list[Finding], stopped_at: str | None) -> Diagnosis:
         has_tables = stopped_at is None and not self._scope.is_narrowed
@@ -354,5 +354,5 @@ class _Examination:
         )
 
 
-def _broken(fault: Fault) -> _Broken:
+def _group_of(fault: Fault) -> _Broken:
     return fault.rule_id, fault.table, fault.severity or RULES[fault.rule_id].severity

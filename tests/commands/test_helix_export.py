@@ -141,7 +141,8 @@ def test_several_sessions_may_follow_one_option(committed_db: CommittedDatabase)
 def test_an_empty_list_of_sessions_is_wrong_usage(committed_db: CommittedDatabase, tmp_path: Path) -> None:
     """It would be an export of nothing, and the default is an export of everything."""
     simple_session(committed_db, "a")
-    for session in ([], ()):
+    nothing: tuple[Any, ...] = ([], ())
+    for session in nothing:
         with pytest.raises(CommandError, match="--session needs an ID") as caught:
             export(committed_db, session=session)
         assert caught.value.returncode == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,8 @@ def test_everything_goes_to_the_other_database_and_back(
 
 def test_an_export_of_no_sessions_is_complete(committed_db: CommittedDatabase) -> None:
     simple_session(committed_db, "a")
-    none: Iterator[str] = iter(())
-    for session_ids in ([], (), none):
+    nothing: tuple[Any, ...] = ([], (), iter(()))
+    for session_ids in nothing:
         for with_trees in (False, True):
             data = exported(committed_db, session_ids=session_ids, with_trees=with_trees)
             assert [each["record"] for each in lines_of(data)] == ["header", "trailer"]

@@ -165,7 +165,7 @@ def test_an_unknown_word_of_a_reason_has_a_message_too() -> None:
     """As one that a newer version has sent, or a test has made up."""
     unknown: Any = "weather"
     error = NotPermitted("call-1", unknown)
-    assert error.reason == "weather"
+    assert error.to_dict()["reason"] == "weather"
     assert str(error) == "This actor may not answer the call 'call-1': it needs another actor."
     assert str(NotApproved("call-1", unknown)).startswith("The call 'call-1' is not approved (weather)")
     for each in (error, NotApproved("call-1", unknown)):

@@ -92,7 +92,7 @@ class RecordingContract(UsageTests):
 
     def test_counts_that_contradict_each_other_are_recorded_without_a_price(self, usage: UsageStore) -> None:
         """A provider reported them, and there is no price for more cached tokens than there were."""
-        given = [
+        given: list[dict[str, Any]] = [
             {"prompt": 1, "cached": 5, "cache_write": 3, "total": 1},
             {"prompt": 10, "cached": 6, "cache_write": 6, "completion": 2, "total": 12},
             {"prompt": 1, "audio_prompt": 2, "total": 1},
@@ -105,7 +105,7 @@ class RecordingContract(UsageTests):
         assert [each.cost_usd for each in stored] == [None] * len(given)
         rollup = usage.get_rollup("session")
         assert rollup is not None
-        assert (rollup.tokens.total, rollup.tokens.cached, rollup.cost_usd) == (15, 11, 0)
+        assert (rollup.tokens.total, rollup.tokens.cached, rollup.cost_usd) == (15, 11, Decimal(0))
 
     @table("amount", [0, 1, 2**53, 0.1, 5e-324, 1e300])
     def test_an_amount_keeps_its_value_and_type(self, usage: UsageStore, amount: float) -> None:
