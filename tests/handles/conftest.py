@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 from pytest_django import DjangoDbBlocker
 
-from tests.databases import ALIASES, CommittedDatabase, close_connections, fresh_tenant
+from tests.databases import (
+    ALIASES,
+    CommittedDatabase,
+    close_connections,
+    fresh_tenant,
+    stop_keep_alives,
+)
 from tests.handles.worlds import World, database_world, memory_world
 from tests.selection import is_in_sample
 
@@ -38,11 +44,15 @@ def world(
 ) -> Iterator[World]:
     place, is_foreign = KINDS[request.param]
     if place == "memory":
-        yield memory_world(is_foreign=is_foreign)
+        try:
+            yield memory_world(is_foreign=is_foreign)
+        finally:
+            stop_keep_alives()
         return
     with django_db_blocker.unblock():
         try:
             database = CommittedDatabase(alias=ALIASES[place], tenant=fresh_tenant())
             yield database_world(database, is_foreign=is_foreign)
         finally:
+            stop_keep_alives()
             close_connections()
