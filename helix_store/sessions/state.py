@@ -1088,12 +1088,17 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
 _OF_STEP: Final = ("source", "run_id", "step_id", "step_count", "message_count")
 
 
+def _current_row(db: Database, head: Session) -> QuerySet[Checkpoint]:
+    keys = [] if head.current_id is None else [head.current_id]
+    return Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk__in=keys)
+
+
 def _stand_for_newest_step(db: Database, head: Session, doomed: QuerySet[Checkpoint]) -> None:
     """Give a state that no checkpoint records the place of the newest step, if its checkpoint is deleted."""
     newest = step_checkpoints(db, head.pk).order_by("-version").values("pk")[:1]
     place = next(iter(doomed.filter(pk__in=newest).values(*_OF_STEP)), None)
     if place is not None:
-        current = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=head.current_id)
+        current = _current_row(db, head)
         # It may stand for a later step.
         current.exclude(source=CheckpointSource.STEP.value).update(**place)
 
@@ -1101,7 +1106,7 @@ def _stand_for_newest_step(db: Database, head: Session, doomed: QuerySet[Checkpo
 def stand_for_no_step(db: Database, head: Session, message_count: int) -> None:
     """Let the plain state of a locked session stand for no step whose messages were cut off."""
     if not head.current_is_checkpoint:
-        current = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=head.current_id)
+        current = _current_row(db, head)
         current.filter(message_count__gt=message_count).update(source=CheckpointSource.INPUT.value)
 
 

@@ -13,6 +13,7 @@ from django.db import transaction
 
 from helix_store.checkpointers import InMemorySnapshotCheckpointer, SnapshotCheckpointer
 from helix_store.core import moments
+from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import InvalidPayload, LockLostError
 from helix_store.models import Checkpoint
 from tests.cells import for_each
@@ -28,9 +29,12 @@ def snapshot(number: int = 0) -> dict[str, Any]:
 
 
 def transaction_of(store: Snapshots) -> AbstractContextManager[object]:
+    backend: Any = store._backend
     if isinstance(store, InMemorySnapshotCheckpointer):
-        return store._backend._scope.world.transaction()
-    return transaction.atomic(using=store._backend.db.alias)
+        world: MemoryWorld = backend._scope.world
+        return world.transaction()
+    alias: str = backend.db.alias
+    return transaction.atomic(using=alias)
 
 
 @pytest.fixture
