@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.engine.memory import MemoryWorld
+from helix_store.engine.memory import MemoryWorld, WorldLock
 from tests.faults.writes.faces import Faces
 from tests.faults.writes.rows import Rows
 from tests.faults.writes.stories import KEY, Contents, Story, public_contents, write
@@ -105,32 +105,29 @@ class MemoryMirror:
     def _world_of(self, tables: Any) -> MemoryWorld:
         world = MemoryWorld()
         world._tenants = tables
-        world.lock = _ObservedLock(lambda: self._states.append(_copied(world)))  # type: ignore[assignment]
+        world.lock = _ObservedLock(lambda: self._states.append(_copied(world)))
         return world
 
 
-class _ObservedLock:
+class _ObservedLock(WorldLock):
     """A lock that its thread may take again, and that tells of its last release."""
 
     def __init__(self, released: Callable[[], None]) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         self._depth = 0
         self._released = released
 
-    def acquire(self, blocking: bool = True) -> bool:
-        is_taken = self._lock.acquire(blocking)
+    def acquire(self, *, blocking: bool = True) -> bool:
+        is_taken = super().acquire(blocking=blocking)
         self._depth += is_taken
         return is_taken
 
     def release(self) -> None:
         self._depth -= 1
         is_free = not self._depth
-        self._lock.release()
+        super().release()
         if is_free:
             self._released()
-
-    def __enter__(self) -> None:
-        self.acquire()
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()

@@ -84,4 +84,6 @@ def _value(field: Field[Any, Any], value: Any) -> str | None:
         return None
     if isinstance(field, MomentField) and value is not None:
         return "T"
+    if field.name == "claim_token" and value is not None:
+        return "N"  # it grows by a random number
     return value.tobytes().hex() if isinstance(value, memoryview) else repr(value)
