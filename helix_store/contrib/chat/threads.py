@@ -751,7 +751,7 @@ def _index_of(
         return None if is_at_work or not users else users[-1]
     for group in groups_of(entries(messages)):
         if group.id == before and group.after:
-            return max(index for index in users if messages[index]["id"] == group.after)
+            return max((index for index in users if messages[index]["id"] == group.after), default=None)
     return None
 
 
