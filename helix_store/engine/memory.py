@@ -107,9 +107,9 @@ class WorldLock:
 
     def check_task(self) -> None:
         """Raise `OutsideTransaction` if this thread holds the lock for another task."""
-        blocks = self._blocks
-        if blocks:
-            blocks[-1].check_task()
+        # Another thread may end the block in the meantime.
+        for block in self._blocks[-1:]:
+            block.check_task()
 
     def release(self) -> None:
         self._lock.release()

@@ -331,8 +331,6 @@ _ENDED_WITH_OUTER: Final = (
     "The block of transaction() around this one has ended, and both were rolled back; leave the inner block "
     "first."
 )
-
-
 _STOPS_THE_LOOP: Final = (
     "A synchronous call in an event loop waits for an `async with` block of transaction(), which only this "
     "event loop can end; await the async form of the call."
@@ -386,6 +384,7 @@ _blocks_of_task: Final[ContextVar[tuple[TaskBlock, ...]]] = ContextVar("helix_st
 
 task_blocks: Final[dict[Any, TaskBlock]] = {}
 """The open blocks of tasks in databases, by their ``atomic()``."""
+after_fork(task_blocks.clear)
 
 
 def join_block(block: TaskBlock) -> None:
@@ -426,7 +425,7 @@ def opened_by_task(block: TaskBlock, connection: Any) -> Iterator[None]:
         with ending_inner(block, lambda: _task_blocks_on(connection)):
             yield
     finally:
-        del task_blocks[atomic]
+        task_blocks.pop(atomic, None)
 
 
 @contextmanager
