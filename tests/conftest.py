@@ -216,6 +216,14 @@ def django_db_setup(
             teardown_databases(created, verbosity=verbosity)
 
 
+@pytest.fixture(autouse=True)
+def settings_as_before() -> Iterator[None]:
+    """Every test leaves the settings as they were. Overlapping `override_settings` of tasks or threads do not."""
+    before = settings._wrapped
+    yield
+    assert settings._wrapped is before, "the test has left settings that it had overridden"
+
+
 @pytest.fixture(params=list(ALIASES))
 def alias(request: pytest.FixtureRequest) -> str:
     """The alias of each chosen database in turn."""

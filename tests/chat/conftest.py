@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest
-from django.test import AsyncClient, override_settings
+from django.test import AsyncClient
 from django.urls import path
 
 from helix_store import SessionHandle, Store
@@ -17,6 +17,21 @@ from helix_store.contrib.chat import Chat
 from tests.databases import CommittedDatabase
 
 __all__ = ["Chatting", "chatting"]
+
+
+class _Client(AsyncClient):
+    """Its requests have addresses of their own. `override_settings` is of the whole process: requests that overlap would
+    leave it changed."""
+
+    def __init__(self, urls: tuple[Any, ...]) -> None:
+        super().__init__()
+        respond = self.handler.get_response_async
+
+        async def respond_at_urls(request: Any) -> Any:
+            request.urlconf = urls
+            return await respond(request)
+
+        self.handler.get_response_async = respond_at_urls
 
 
 class Chatting:
@@ -39,7 +54,7 @@ class Chatting:
             **{"runner": lambda session_id, using, tenant: self.runs.append(session_id), **given},
         )
         self.urls = (path("chat/", self.chat.urls),)
-        self.client = AsyncClient()
+        self.client = _Client(self.urls)
 
     @property
     def store(self) -> Store:
@@ -57,10 +72,9 @@ class Chatting:
     ) -> Any:
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         own = {} if owner is None else {"X-Owner": owner}
-        with override_settings(ROOT_URLCONF=self.urls):
-            return await self.client.generic(
-                method, f"/chat/{address}", data, content_type="application/json", headers={**own, **headers}
-            )
+        return await self.client.generic(
+            method, f"/chat/{address}", data, content_type="application/json", headers={**own, **headers}
+        )
 
     async def events(
         self, method: str, address: str, body: Any = None, **options: str
