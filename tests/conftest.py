@@ -218,7 +218,10 @@ def django_db_setup(
 
 @pytest.fixture(autouse=True)
 def settings_as_before() -> Iterator[None]:
-    """Every test leaves the settings as they were. Overlapping `override_settings` of tasks or threads do not."""
+    """Every test leaves the settings as they were.
+
+    `override_settings` of two tasks or threads that overlap do not.
+    """
     before = settings._wrapped
     yield
     assert settings._wrapped is before, "the test has left settings that it had overridden"

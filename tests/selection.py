@@ -130,7 +130,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if tier is Tier.QUICK and is_left_out(path):
         return True
     if tier is Tier.REST and path.endswith(".py") and not _has_rest(path):
-        return "mark.thorough" not in collection_path.read_text() or None
+        text = collection_path.read_text()
+        return ("mark.thorough" not in text and "long_tests" not in text) or None
     return None
 
 
@@ -158,6 +159,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         part in getattr(metafunc.cls, "same_on_each_database", ())
         or is_variant
         or (is_quick and is_below(_from_root(Path(metafunc.module.__file__ or "")), ON_ONE_DATABASE))
+        or (is_quick and _is_long(metafunc.cls, metafunc.function.__name__))
     ):
         # A marker replaces the parameters of a fixture.
         chosen = pytest.mark.parametrize(fixture, [_PREFERRED], indirect=True)
@@ -202,9 +204,16 @@ def _is_thorough(obj: object) -> bool:
     return any(mark.name == "thorough" for mark in (marks if isinstance(marks, list) else [marks]))
 
 
-def _is_of_tier(collector: pytest.Module | pytest.Class, obj: object) -> bool:
+def _is_long(cls: type | None, name: str) -> bool:
+    """Return whether the quick tier runs a test of a contract suite on one database only."""
+    return name in getattr(cls, "long_tests", ())
+
+
+def _is_of_tier(collector: pytest.Module | pytest.Class, obj: Callable[..., Any]) -> bool:
     tier, path = Tier(collector.config.option.tier), _from_root(collector.path)
     if tier is Tier.ALL or (tier is Tier.REST and _has_rest(path)):
+        return True
+    if tier is Tier.REST and isinstance(collector.obj, type) and _is_long(collector.obj, obj.__name__):
         return True
     module = collector.getparent(pytest.Module)
     is_thorough = any(_is_thorough(each) for each in (obj, collector.obj, module and module.obj))
@@ -236,7 +245,10 @@ def _is_rest(config: pytest.Config, item: pytest.Item) -> bool:
     path = _from_root(item.path)
     values: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
     chosen = next((values[name] for name in _DATABASE_FIXTURES if name in values), _PREFERRED)
-    if not is_below(path, ON_ONE_DATABASE) or is_left_out(path) or chosen != _PREFERRED:
+    is_on_one = is_below(path, ON_ONE_DATABASE) or _is_long(
+        getattr(item, "cls", None), getattr(item, "originalname", "")
+    )
+    if not is_on_one or is_left_out(path) or chosen != _PREFERRED:
         return True
     # The quick tier runs this on the preferred database, unless it is marked.
     return isinstance(item, pytest.Function) and any(

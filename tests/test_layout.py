@@ -171,6 +171,7 @@ def test_statements_reach_a_database_by_the_engine_only() -> None:
     assert outside == BESIDE_THE_DOOR.keys()
 
 
+@pytest.mark.thorough
 @for_each("folder", ["helix_store", "example_project", "tests", "benchmarks"])
 def test_a_docstring_has_no_character_that_an_escape_made(folder: str) -> None:
     """Python 3.13 compiles no docstring with a surrogate, which ``\\udc00`` makes of one that is not raw."""

@@ -15,6 +15,13 @@ from django.db.models import Model
 
 import helix_store.stores
 from tests.cells import for_each
+from tests.contract import (
+    test_budgets,
+    test_database,
+    test_locks_database,
+    test_streams_database,
+    test_usage_database,
+)
 from tests.database.test_query_counts import public_methods
 from tests.faults.nth_calls import CALLS, CLASSES, ELSEWHERE, FUNCTIONS, NO_STATEMENT
 from tests.security.arguments import ROOMS, WITHOUT_BOUNDS
@@ -56,3 +63,18 @@ def test_the_arguments_of_every_public_class_are_tried() -> None:
     exported = [getattr(helix_store.stores, name) for name in helix_store.stores.__all__]
     tried = {cls for classes in ROOMS.values() for cls in classes}
     assert [cls for cls in exported if cls not in tried and cls not in WITHOUT_BOUNDS] == []
+
+
+@for_each(
+    "cls",
+    [
+        test_budgets.TestDatabaseBudgetStore,
+        test_database.TestDatabaseStateStore,
+        test_locks_database.TestDatabaseLockManager,
+        test_streams_database.TestDatabaseStreamManager,
+        test_usage_database.TestDatabaseUsageStore,
+    ],
+)
+def test_the_long_tests_of_a_contract_suite_exist(cls: type[Any]) -> None:
+    assert cls.long_tests
+    assert [name for name in cls.long_tests if not hasattr(cls, name)] == []

@@ -100,6 +100,7 @@ def test_what_type_checkers_read_is_what_python_imports() -> None:
     assert set(helix_store.__all__) == {"__version__", *helix_store.exceptions.__all__, *typed}
 
 
+@pytest.mark.thorough
 def test_the_package_can_be_imported_before_django_is_set_up() -> None:
     _run("""
 import sys

@@ -107,6 +107,7 @@ def test_postgres_waits_for_the_disk_only_in_tests_that_crash_it(postgres_db: Co
     assert _scalar(postgres_db.alias, "SHOW server_encoding") == "UTF8"
 
 
+@pytest.mark.thorough
 def test_workers_in_processes_are_on_the_test_database(committed_db: CommittedDatabase) -> None:
     outcomes = run_in_processes(_database_and_process, [(committed_db.alias,)] * 3)
     names, processes = zip(*(outcome.unwrap() for outcome in outcomes), strict=True)

@@ -69,6 +69,7 @@ def _by_retention(database: CommittedDatabase, notebook: Notebook) -> None:
     assert apply_retention(using=database.alias, policy=policy).trees == 1
 
 
+@pytest.mark.thorough
 @for_each("way", [_by_store, _by_adapter, _by_erasure, _by_cleanup, _by_retention])
 def test_a_session_takes_its_pages_and_what_no_other_shares(
     committed_db: CommittedDatabase,

@@ -221,6 +221,7 @@ def test_no_statement_reads_a_table_whose_foreign_key_does_nothing(committed_db:
                 assert _by_store(committed_db) == 1
 
 
+@pytest.mark.thorough
 @for_each("on_delete", [DO_NOTHING, CASCADE, PROTECT])
 def test_a_foreign_object_has_no_effect_on_deletions(committed_db: CommittedDatabase, on_delete: Any) -> None:
     fields: dict[str, Any] = {name: models.CharField(max_length=255) for name in ("tenant", "name")}

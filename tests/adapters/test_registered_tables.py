@@ -191,6 +191,7 @@ def test_sound_rows_have_no_finding(book: CommittedDatabase) -> None:
     assert _findings(book) == {}
 
 
+@pytest.mark.thorough
 def test_an_unreadable_payload_of_an_app_is_found(book: CommittedDatabase) -> None:
     Page.objects.using(book.alias).filter(name="ant").update(content="{")
     ((name, finding),) = _findings(book).items()
@@ -217,6 +218,7 @@ def test_rows_of_no_session_are_found(book: CommittedDatabase) -> None:
     assert list(_findings(book)) == ["orphan-row notebook_page"]
 
 
+@pytest.mark.thorough
 def test_rows_of_a_tenant_are_examined(book: CommittedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(db: object, keys: Collection[int]) -> list[tuple[int, str]]:
         return [(key, "too small") for key in keys]

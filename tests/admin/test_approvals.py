@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from django.contrib.auth.models import Permission
 
 from helix_store import call_digest
@@ -104,6 +105,7 @@ def test_a_user_does_not_answer_an_own_request(browser: Browser) -> None:
     assert "you may not answer this call" in refusal
 
 
+@pytest.mark.thorough
 @for_each("requester", ["user:", "user:x", "user:9" + "9" * 30, "user:-1", "user:<b>"])
 def test_an_unknown_requester_is_shown_as_it_is(browser: Browser, requester: str) -> None:
     _ask(browser, requester=requester)

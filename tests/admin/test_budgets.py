@@ -143,6 +143,7 @@ def test_of_very_many_values_a_list_counts_and_compares_the_first(
     assert "highest of 2: ada" in page.text
 
 
+@pytest.mark.thorough
 def test_a_list_takes_as_many_statements_for_many_budgets_as_for_one(browser: Browser) -> None:
     store = _store(browser)
     store.budgets.set_budget("cap", **EACH)
@@ -335,6 +336,7 @@ def test_a_budget_is_deleted_after_a_question(browser: Browser) -> None:
     assert LogEntry.objects.get(object_id=str(row.pk)).action_flag == DELETION
 
 
+@pytest.mark.thorough
 @for_each("allowed", ["add", "change", "delete", None])
 def test_each_change_needs_its_permission(visitor: Browser, allowed: str | None) -> None:
     _store(visitor).budgets.set_budget("cap", **EACH)
@@ -382,6 +384,7 @@ def test_the_section_and_the_report_show_the_budgets_that_apply(browser: Browser
     assert plain[0]["remaining_usd"] == "0"
 
 
+@pytest.mark.thorough
 def test_a_run_that_a_budget_ended_explains_itself(browser: Browser) -> None:
     session = _with_budgets(browser)
     assert "did not allow" not in browser.page_of(session).text

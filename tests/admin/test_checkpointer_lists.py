@@ -75,6 +75,7 @@ def test_an_expired_claim_is_shown_as_expired(browser: Browser) -> None:
     assert "expired worker-7 ended" in _list(browser, "snapshots").text
 
 
+@pytest.mark.thorough
 def test_the_lists_take_as_many_queries_for_many_sessions(browser: Browser) -> None:
     for name in ("graphs", "snapshots"):
         _write_graph(browser, f"{name}-first")
@@ -89,6 +90,7 @@ def test_the_lists_take_as_many_queries_for_many_sessions(browser: Browser) -> N
         assert len(ten.statements) == len(one.statements)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["graphs", "snapshots"])
 def test_each_link_of_a_list_leads_to_a_page(browser: Browser, name: str) -> None:
     _write_graph(browser, "trip")

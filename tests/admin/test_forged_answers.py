@@ -90,6 +90,7 @@ def test_every_page_shows_the_call_as_open(visitor: Browser, boss: User, answer:
     assert APPROVE in visitor.open(_link(visitor, boss)).html
 
 
+@pytest.mark.thorough
 @for_each("answer", list(FORGED))
 def test_a_person_answers_in_the_admin(visitor: Browser, boss: User, answer: str) -> None:
     _ask(visitor.database)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import pytest
 from django.conf import settings
 from django.test.utils import override_settings
 from django.urls import reverse
@@ -29,6 +30,7 @@ def _headings(page: Page) -> list[str]:
     return [part.partition(">")[2].partition("</h1>")[0] for part in page.html.split("<h1")[1:]]
 
 
+@pytest.mark.thorough
 @for_each("base", [None, *BASES.values()], ids=["is Django's own", *BASES])
 def test_a_page_has_one_heading_if_the_base_template(browser: Browser, base: str | None) -> None:
     store_of(browser.database).create_session("s", agent_type="a", title="Book a trip")

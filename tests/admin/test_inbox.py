@@ -215,6 +215,7 @@ def test_posting_and_withdrawing_need_permissions_of_their_own(
         assert status == (302 if name in offered else 403)
 
 
+@pytest.mark.thorough
 def test_pages_are_bounded_and_lead_to_every_post(browser: Browser) -> None:
     store = store_of(browser.database)
     _post(browser, "past-00", key="past-00")

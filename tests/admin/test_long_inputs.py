@@ -43,6 +43,7 @@ def _nested(depth: int) -> Any:
     return value
 
 
+@pytest.mark.thorough
 @for_each(
     ("value", "last"),
     [

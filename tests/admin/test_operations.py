@@ -238,6 +238,7 @@ def test_a_page_that_is_older_than_the_last_step_changes_nothing(browser: Browse
     assert log_of(shown) == []
 
 
+@pytest.mark.thorough
 @for_each("expected", ["", "None", "x", "9" * 5_000, "-1", "\u0661", "active", "paused"])
 def test_a_form_without_the_guard_of_its_page_changes_nothing(browser: Browser, expected: str) -> None:
     store = store_of(browser.database)

@@ -170,6 +170,7 @@ def test_a_list_stops_counting_at_its_bound_and_says_so(
     assert "LIMIT 4" in count
 
 
+@pytest.mark.thorough
 def test_pages_bring_their_style_as_a_file_and_no_style_of_their_own(browser: Browser) -> None:
     assert finders.find("helix_store/admin.css")
     session = write_session(browser.database)
@@ -180,6 +181,7 @@ def test_pages_bring_their_style_as_a_file_and_no_style_of_their_own(browser: Br
         assert [attributes for tag, attributes in elements if "style" in attributes or tag == "style"] == []
 
 
+@pytest.mark.thorough
 @for_each("model", MODELS, shared=True)
 def test_a_list_is_read_in_the_order_of_an_index(browser: Browser, model: type[Model]) -> None:
     write_session(browser.database)
@@ -215,6 +217,7 @@ def _plan_of(statement: str, browser: Browser) -> str:
                 cursor.execute(f"RESET {switch}")
 
 
+@pytest.mark.thorough
 def test_an_empty_value_is_a_dash_and_never_the_word_none(browser: Browser) -> None:
     rows = rows_of(write_session(browser.database))
     alias = browser.database.alias

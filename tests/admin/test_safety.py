@@ -57,6 +57,7 @@ def test_stored_text_is_inert_on_every_page(browser: Browser) -> None:
         assert "{{7*7}}" in page.text, name
 
 
+@pytest.mark.thorough
 def test_text_that_cannot_be_encoded_or_seen_is_shown_as_escapes(browser: Browser) -> None:
     store = store_of(browser.database)
     store.create_session("s", agent_type="a", title="turned \u202e around")
@@ -193,6 +194,7 @@ def test_nothing_can_be_added_changed_or_deleted_by_a_superuser(browser: Browser
 ACTIONS = re.compile(r"^/admin/(logout/|helix_store/session/[0-9]+/operation/[a-z-]+/)$")
 
 
+@pytest.mark.thorough
 def test_the_forms_of_a_session_page_go_to_operations(browser: Browser) -> None:
     session = write_session(browser.database)
     pages = browser.sections_of(session)

@@ -221,6 +221,7 @@ def test_the_list_has_the_orders_of_the_indexes(browser: Browser, order: str, ex
     assert sorted("abc", key=lambda name: text.index(f"{name}-session")) == list(expected)
 
 
+@pytest.mark.thorough
 @for_each(
     ("term", "finds"),
     [

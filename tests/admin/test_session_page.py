@@ -121,6 +121,7 @@ def _tokens(step: int, total: int, cost: str, run_id: str | None = None) -> dict
     }
 
 
+@pytest.mark.thorough
 def test_times_have_seconds_and_a_zone_and_are_nowhere_epoch_milliseconds(browser: Browser) -> None:
     store = store_of(browser.database)
     deadline = int((datetime.now(UTC) + timedelta(days=3)).timestamp() * 1_000)
@@ -363,6 +364,7 @@ def test_two_checkpoints_are_compared(browser: Browser) -> None:
     assert "The two states are equal." in _section(browser, "checkpoints", a=first, b=first).text
 
 
+@pytest.mark.thorough
 @for_each("other", ["unknown", "\x00", "x" * 1_000, "cpv1-x-s1-t1-0"])
 def test_a_checkpoint_that_is_not_there_is_named_in_words(browser: Browser, other: str) -> None:
     store_of(browser.database).create_session("s", agent_type="a")
@@ -370,6 +372,7 @@ def test_a_checkpoint_that_is_not_there_is_named_in_words(browser: Browser, othe
     assert "A chosen checkpoint has been deleted." in text
 
 
+@pytest.mark.thorough
 def test_a_difference_shows_no_tracing_context(browser: Browser) -> None:
     store = store_of(browser.database)
     store.create_session("s", agent_type="a")
@@ -505,6 +508,7 @@ def test_a_long_state_shows_all_its_keys_and_has_a_page_for_each(browser: Browse
     assert '"tool": "tool 199"' in browser.open(last.partition("#")[0]).text
 
 
+@pytest.mark.thorough
 def test_a_large_state_is_shown_in_part(browser: Browser) -> None:
     custom = {f"key {number}": list(range(50)) for number in range(1_000)}
     store_of(browser.database).create_session("s", agent_type="a", custom_state=custom)
@@ -589,6 +593,7 @@ def test_an_unknown_section_is_not_found(browser: Browser) -> None:
     assert browser.page_of(row_of(browser), section="unknown").status == 404
 
 
+@pytest.mark.thorough
 def test_pages_have_no_script_or_style_of_their_own(browser: Browser) -> None:
     for page in browser.sections_of(write_session(browser.database)).values():
         elements = page.elements.started

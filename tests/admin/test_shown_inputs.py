@@ -91,6 +91,7 @@ def test_keys_that_begin_alike_are_not_mixed_up(browser: Browser) -> None:
     assert "k" * 300 + "2" in page.text
 
 
+@pytest.mark.thorough
 def test_more_changes_than_fit_on_a_page_are_read_in_parts(browser: Browser) -> None:
     before = {f"key-{number:03}": 1 for number in range(450)}
     page = _asked_and_replaced(browser, before, {**before, **dict.fromkeys(before, 2)})
@@ -107,6 +108,7 @@ def test_more_changes_than_fit_on_a_page_are_read_in_parts(browser: Browser) -> 
     assert _approve(browser, digest=shown_digest(browser), shown=mark) == "'call-1': approved."
 
 
+@pytest.mark.thorough
 def test_the_last_part_alone_gives_no_button(browser: Browser) -> None:
     _ask(browser, {"body": ["line " * 20] * 2_500, "last": "harmless"})
     page = _waits(browser, call="call-1", part=999)

@@ -132,6 +132,7 @@ def _crash(browser: Browser, name: str, error: Exception) -> None:
         raise error
 
 
+@pytest.mark.thorough
 def test_a_run_that_an_exception_ended_is_counted_and_says_why(browser: Browser) -> None:
     _crash(browser, "trip", OutOfSeats("no seat left"))
     page = _start_page(browser)
@@ -350,6 +351,7 @@ def test_the_start_page_takes_as_many_queries_with_ten_of_each(browser: Browser)
     assert len(ten.statements) == len(one.statements)
 
 
+@pytest.mark.thorough
 @for_each(
     ("codename", "seen"),
     [

@@ -107,6 +107,7 @@ def test_a_search_on_the_start_page_opens_a_step(filled: tuple[Browser, dict[str
         assert re.search(r"of step 57\b", browser.open(step).text)
 
 
+@pytest.mark.thorough
 def test_a_search_that_names_no_single_step_lists_sessions(filled: tuple[Browser, dict[str, Any]]) -> None:
     browser, _keys = filled
     # Several ids begin with "failed", no session is called "nobody", and the others name no step.

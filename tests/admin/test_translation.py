@@ -106,6 +106,7 @@ def test_the_placeholders_of_a_translation_are_those_of_the_text() -> None:
             assert sorted(placeholder.findall(translated)) in expected, entry
 
 
+@pytest.mark.thorough
 def test_the_pages_are_german_in_a_german_project(browser: Browser) -> None:
     session = write_session(browser.database, "x")
     store_of(browser.database).create_session("late", agent_type="a", expires_at=0)

@@ -107,6 +107,7 @@ def test_csv_has_exact_costs_and_no_formula(spent: Browser) -> None:
     assert [row[1] for row in _csv(spent, by="day", model="small")[1:]] == ["2026-03-02"]
 
 
+@pytest.mark.thorough
 @for_each(
     "query",
     [

@@ -20,6 +20,7 @@ def without_time_zones() -> Iterator[None]:
         close_connections()
 
 
+@pytest.mark.thorough
 def test_every_list_and_page_opens(browser: Browser) -> None:
     session = write_session(browser.database, expires_at=2_000_000_000_000)
     for model in MODELS:

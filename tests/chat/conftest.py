@@ -20,8 +20,10 @@ __all__ = ["Chatting", "chatting"]
 
 
 class _Client(AsyncClient):
-    """Its requests have addresses of their own. `override_settings` is of the whole process: requests that overlap would
-    leave it changed."""
+    """Its requests have addresses of their own.
+
+    `override_settings` is of the whole process: requests that overlap would leave it changed.
+    """
 
     def __init__(self, urls: tuple[Any, ...]) -> None:
         super().__init__()

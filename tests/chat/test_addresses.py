@@ -680,6 +680,7 @@ async def _events_with_ids(
     return found
 
 
+@pytest.mark.thorough
 async def test_a_client_goes_on_after_any_chunk(chatting: Make) -> None:
     site = chatting(answer=_talkative)
     await site.post("t", "u1")

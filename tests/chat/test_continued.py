@@ -225,6 +225,7 @@ _STORIES = {
 }
 
 
+@pytest.mark.thorough
 @for_each("name", list(_STORIES))
 def test_a_client_that_was_cut_off_gets_the_rest_of_the_answer_that_it_sends(name: str) -> None:
     story = _STORIES[name]
@@ -356,6 +357,7 @@ async def _response(
     return events_of(b"".join([part async for part in response.streaming_content]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["answer", "approval", "tool"])
 async def test_a_request_with_the_answer_that_a_client_holds_doubles_nothing(
     chatting: Make, kind: str

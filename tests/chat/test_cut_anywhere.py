@@ -93,6 +93,7 @@ async def test_a_turn_that_ends_while_its_thread_is_read(
     assert await _wrong_after_cuts(site, await _blocks(site)) == {}
 
 
+@pytest.mark.thorough
 async def test_a_turn_that_begins_when_its_thread_has_come_to_rest(
     chatting: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

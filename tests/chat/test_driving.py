@@ -128,6 +128,7 @@ def test_ids_in_the_stream_are_stored_and_a_model_does_not_see_them(chatting: Ma
     assert seen == [[{"role": "user", "content": "Hello"}]]
 
 
+@pytest.mark.thorough
 def test_deltas_are_written_together(chatting: Make) -> None:
     deltas, seconds = 250, 1.0
 
@@ -305,6 +306,7 @@ async def test_an_answer_is_complete_although_its_commit_is_not_written_to_the_s
     assert len(shown) >= 2
 
 
+@pytest.mark.thorough
 def test_a_worker_that_has_lost_the_lock_is_refused(chatting: Make) -> None:
     def answer(turn: Any, out: Any) -> None:
         out.text("Begun ")
@@ -1599,6 +1601,7 @@ def test_the_client_of_a_long_turn_is_known_in_the_next_one(chatting: Make) -> N
     assert tools == [{"name": "confirm"}]
 
 
+@pytest.mark.thorough
 def test_what_the_client_sends_with_an_answer_is_passed_on(chatting: Make) -> None:
     """It holds until the next message of a user."""
 

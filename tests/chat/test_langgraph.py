@@ -126,6 +126,7 @@ def _counting_site(chatting: Make, seen: list[list[str]], **options: bool) -> tu
     return site, saver
 
 
+@pytest.mark.thorough
 def test_a_graph_goes_back_with_its_chat(chatting: Make) -> None:
     seen: list[list[str]] = []
     site, _ = _counting_site(chatting, seen)
@@ -145,6 +146,7 @@ def test_a_graph_goes_back_with_its_chat(chatting: Make) -> None:
     assert len(seen) == 8
 
 
+@pytest.mark.thorough
 def test_a_graph_whose_earlier_checkpoints_are_deleted_continues_from_its_newest(chatting: Make) -> None:
     seen: list[list[str]] = []
     site, saver = _counting_site(chatting, seen)
@@ -156,6 +158,7 @@ def test_a_graph_whose_earlier_checkpoints_are_deleted_continues_from_its_newest
     assert _said(site) == ["one", "Answer 1.", "three", "Answer 3."]
 
 
+@pytest.mark.thorough
 def test_the_answer_of_a_graph_that_removes_messages_is_stored(chatting: Make) -> None:
     seen: list[list[str]] = []
     site, _ = _counting_site(chatting, seen, removes=True)
@@ -187,6 +190,7 @@ def _ending_with_a_call(checkpointer: Any, how: str) -> Any:
     return graph.compile(checkpointer, interrupt_before=["look"] if how == "at a breakpoint" else None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["at once", "after an interrupt", "at a breakpoint"])
 def test_a_graph_that_ends_with_an_open_call_gets_the_next_message(chatting: Make, how: str) -> None:
     turns: list[str] = []

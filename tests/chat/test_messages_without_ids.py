@@ -78,6 +78,7 @@ def test_a_waiting_message_is_withdrawn_by_the_id_that_is_shown(chatting: Make) 
     assert (response.status_code, _thread(site)["waiting"]) == (204, [])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["by-default", "its-answer", "its-message", "without-messages"])
 def test_its_answer_is_made_anew(chatting: Make, what: str) -> None:
     site = chatting()

@@ -160,6 +160,7 @@ async def test_a_client_knows_the_call_that_it_is_asked_about(
     assert (part["state"], part["output"]) == ("output-available", "done")
 
 
+@pytest.mark.thorough
 @for_each("last", [1, 2, 3])
 async def test_a_model_gets_as_many_messages_as_it_asks_for(chatting: Make, last: int) -> None:
     def answer(turn: Any, out: Any) -> None:
@@ -196,6 +197,7 @@ async def test_a_message_that_is_withdrawn_has_no_answer(chatting: Make) -> None
     assert parts == [{"type": "finish", "finishReason": "stop"}]
 
 
+@pytest.mark.thorough
 @for_each(
     "says, order",
     [
@@ -284,6 +286,7 @@ async def _reject(site: Chatting, by: str, digest: str) -> None:
     assert response.status_code == 200, response.content
 
 
+@pytest.mark.thorough
 @for_each("others", [(), ("ship",)], ids=["alone", "with an open call"])
 @for_each("by", ["calls", "agui", "ai"])
 async def test_an_approval_that_only_the_state_holds_is_open(
@@ -347,6 +350,7 @@ def _after_its_call(messages: list[dict[str, Any]], call_id: str) -> list[dict[s
     return [*messages[: at + 1], _result(call_id), *messages[at + 1 :]]
 
 
+@pytest.mark.thorough
 @for_each("new", [[], [{"id": "u2", "role": "user", "content": "And?"}]], ids=["alone", "with a message"])
 @for_each("streams", ["", "Wait for it."], ids=["text", "reasoning"])
 async def test_a_client_inserts_a_result_after_its_call(chatting: Make, streams: str, new: list[Any]) -> None:

@@ -126,6 +126,7 @@ async def _led(site: Chatting, response: Any) -> list[dict[str, Any]]:
     return await reading
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("role", ["user", "system"])
 async def test_who_comes_back_follows_the_answer_to_the_last_message_that_is_due(
     chatting: Make, role: str
@@ -148,6 +149,7 @@ async def test_who_comes_back_follows_the_answer_to_the_last_message_that_is_due
     assert "".join(part.get("delta", "") for part in parts) == "You said two."
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", ["", "Well, "], ids=["before a step", "in a step"])
 async def test_a_message_that_the_agent_receives_itself_ends_the_ui_message(
     chatting: Make, words: str
@@ -184,6 +186,7 @@ async def test_a_message_that_the_agent_receives_itself_ends_the_ui_message(
     assert said == ("" if words else "One.")
 
 
+@pytest.mark.thorough
 async def test_a_run_of_a_deleted_thread_does_not_speak_in_the_one_that_begins_anew(chatting: Make) -> None:
     has_begun, may_go_on = threading.Event(), threading.Event()
 
@@ -217,6 +220,7 @@ async def test_a_run_of_a_deleted_thread_does_not_speak_in_the_one_that_begins_a
     assert [message["content"] for message in stored] == ["new", "new begins."]
 
 
+@pytest.mark.thorough
 async def test_a_response_ends_at_once_if_the_turn_has_ended_before_it_begins(chatting: Make) -> None:
     def run(session_id: str, using: str | None, tenant: str) -> None:
         site.chat.drive(session_id, tenant=tenant)
@@ -230,6 +234,7 @@ async def test_a_response_ends_at_once_if_the_turn_has_ended_before_it_begins(ch
     assert len((await site.json("GET", "threads/t/"))["messages"]) == 6
 
 
+@pytest.mark.thorough
 async def test_the_end_of_a_response_tells_all_tokens_of_its_run_and_what_they_have_cost(
     chatting: Make,
 ) -> None:

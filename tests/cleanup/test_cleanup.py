@@ -411,6 +411,7 @@ class FixedProvider(MemoryProvider):
         return self.listed
 
 
+@pytest.mark.thorough
 def test_a_provider_that_lists_no_ids_deletes_nothing(store: StateStore, expired: Expired) -> None:
     """One text is a collection of texts, each of which could be the id of another session's snapshot."""
     provider = FixedProvider()

@@ -141,6 +141,7 @@ def _update(store: DatabaseStateStore, model: Any, **columns: Any) -> int:
     return count
 
 
+@pytest.mark.thorough
 @for_each("use", [lock, run, run_with_other_locks, run_beside_a_lock_of_another_tenant, write, refer])
 def test_a_session_that_is_used_or_owned_stays(ours: DatabaseStateStore, use: Use) -> None:
     assert use(ours)
@@ -167,6 +168,7 @@ _OVER: Final = (
 )
 
 
+@pytest.mark.thorough
 @for_each("use", [*_OVER, refer_to_a_remote_one])
 def test_what_is_over_or_elsewhere_keeps_no_session(ours: DatabaseStateStore, use: Use) -> None:
     assert use(ours)

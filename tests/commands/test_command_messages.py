@@ -59,6 +59,7 @@ def test_an_erasure_of_nothing_names_the_options(store: DatabaseStateStore) -> N
     assert ended.err == "Pass --user, --session or --tenant."
 
 
+@pytest.mark.thorough
 def test_work_for_an_unknown_tenant_says_so(store: DatabaseStateStore) -> None:
     for command in (
         "helix_doctor",

@@ -417,6 +417,7 @@ SHADOWS = ("{}@latest", "{}@latest~1", "{}@step-1", "cpv1-{}-s1-t1-abcdef")
 """Ids of sessions that could also name a checkpoint of another session."""
 
 
+@pytest.mark.thorough
 def test_a_session_whose_id_looks_like_a_position_is_found_first(sample: CommittedDatabase) -> None:
     long = "s" * 255
     for each in ("alone@current", *(form.format("alone") for form in SHADOWS), long):

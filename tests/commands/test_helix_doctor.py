@@ -52,6 +52,7 @@ def test_a_sound_database_is_exit_code_zero(database: CommittedDatabase) -> None
     assert any(line.startswith("usage_entry ") for line in lines)
 
 
+@pytest.mark.thorough
 def test_json_has_the_documented_keys_for_another_program(database: CommittedDatabase) -> None:
     execute(database, VERSION_ZERO)
     ended = doctor(database)
@@ -112,12 +113,14 @@ def test_a_fix_is_told_before_it_is_made_and_a_second_run_finds_nothing(database
         assert (ids(once_more), once_more.err, once_more.code) == ([], "", 0)
 
 
+@pytest.mark.thorough
 def test_verbosity_zero_is_silent(database: CommittedDatabase) -> None:
     execute(database, COUNTS_OFF)
     ended = doctor(database, "--fix", verbosity=0)
     assert (ended.err, ended.code) == ("", 0)
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_fixed_is_told_and_stays_a_problem(database: CommittedDatabase) -> None:
     execute(database, "DELETE FROM [message] WHERE session_id = [=steps] AND sequence = 6")
     ended = doctor(database, "--fix")
@@ -143,6 +146,7 @@ def test_a_tenant_or_a_session_is_examined_alone(database: CommittedDatabase) ->
     assert (nobody.code, ids(nobody)) == (0, [])
 
 
+@pytest.mark.thorough
 def test_a_session_with_everything_is_examined_with_its_stream_lock_and_usage(
     database: CommittedDatabase,
 ) -> None:
@@ -172,6 +176,7 @@ def test_wrong_usage_and_unknown_sessions(
     assert ended.err
 
 
+@pytest.mark.thorough
 def test_pages_of_one_row_find_the_same(database: CommittedDatabase) -> None:
     for statement in (
         COUNTS_OFF,
@@ -185,6 +190,7 @@ def test_pages_of_one_row_find_the_same(database: CommittedDatabase) -> None:
         assert json.loads(doctor(database).out)["findings"] == whole["findings"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_examination_that_a_signal_stops_does_not_pass_for_one_without_findings(
     database: CommittedDatabase, number: signal.Signals

@@ -62,6 +62,7 @@ def test_a_file_is_imported_and_counted(committed_db: CommittedDatabase, file: P
     assert (again["imported"], again["identical"]) == ({}, summary["imported"])
 
 
+@pytest.mark.thorough
 def test_the_table_has_the_counts(committed_db: CommittedDatabase, file: Path) -> None:
     out = StringIO()
     call_command("helix_import", str(file), database=committed_db.alias, stdout=out)
@@ -99,6 +100,7 @@ def test_a_tenant_is_chosen(committed_db: CommittedDatabase, file: Path) -> None
     assert summary["other_tenants"] > 1
 
 
+@pytest.mark.thorough
 def test_an_import_of_one_tenant_may_be_repeated(committed_db: CommittedDatabase, file: Path) -> None:
     first, _ = run_import(committed_db, str(file), tenant=committed_db.tenant)
     again, _ = run_import(committed_db, str(file), tenant=committed_db.tenant)
@@ -119,6 +121,7 @@ class SignalAtCommit:
         return execute(sql, params, many, context)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_after_the_current_transaction(
     committed_db: CommittedDatabase, file: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

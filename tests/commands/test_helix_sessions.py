@@ -426,6 +426,7 @@ def test_a_tree_shows_who_started_whom(sample: CommittedDatabase) -> None:
     assert sessions(sample, "tree", "grandchild", "--from-root").lines[0].startswith("trip-1 ")
 
 
+@pytest.mark.thorough
 def test_a_deep_tree_is_no_problem(empty_db: CommittedDatabase) -> None:
     store = store_of(empty_db)
     parent = None

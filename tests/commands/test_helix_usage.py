@@ -285,6 +285,7 @@ class FirstWrite(StringIO):
         return super().write(text)
 
 
+@pytest.mark.thorough
 def test_what_takes_longer_than_a_second_is_told(filled: str) -> None:
     err = FirstWrite()
 

@@ -210,6 +210,7 @@ def test_every_call_that_takes_a_token_is_in_the_matrix() -> None:
     assert sorted(GUARDED) == sorted(guarded)
 
 
+@pytest.mark.thorough
 def test_a_write_that_begins_after_the_takeover_is_fenced_out(
     committed_db: CommittedDatabase, successor: str
 ) -> None:
@@ -225,6 +226,7 @@ def test_a_write_that_begins_after_the_takeover_is_fenced_out(
                 assert contents(race.store, "session") == before
 
 
+@pytest.mark.thorough
 def test_a_write_that_is_overtaken_before_its_fence_is_fenced_out(
     committed_db: CommittedDatabase, successor: str
 ) -> None:
@@ -244,6 +246,7 @@ def test_a_write_that_is_overtaken_before_its_fence_is_fenced_out(
                     assert contents(race.store, "session") == before
 
 
+@pytest.mark.thorough
 def test_a_write_that_has_passed_its_fence_holds_the_takeover_off_until_it_is_through(
     committed_db: CommittedDatabase, successor: str
 ) -> None:
@@ -262,6 +265,7 @@ def test_a_write_that_has_passed_its_fence_holds_the_takeover_off_until_it_is_th
                 assert contents(race.store, "session") == after
 
 
+@pytest.mark.thorough
 def test_a_holder_that_stood_still_distrusts_its_lock_and_its_keep_alive_finds_it_lost(
     committed_db: CommittedDatabase, successor: str
 ) -> None:

@@ -35,6 +35,8 @@ class OnADatabase(BudgetContract):
 class TestDatabaseBudgetStore(OnADatabase):
     # They are above the back end.
     same_on_each_database = (BudgetArgumentContract,)
+    long_tests = ("test_a_loop_calls_the_model_no_more_often_than_the_budget_allows",)
+    """The quick tier runs these on PostgreSQL only."""
 
     @pytest.fixture(autouse=True)
     def committed_database(self, committed_db: CommittedDatabase) -> None:

@@ -51,6 +51,31 @@ class DatabaseContract(PostContract, StateStoreContract):
 class TestDatabaseStateStore(EffectContract, DatabaseContract):
     # They are above the back end.
     same_on_each_database = (ArgumentContract, AsyncTwinContract, IdentifierContract, SignatureContract)
+    long_tests = (
+        "test_a_coroutine_function_needs_async_with",
+        "test_a_deep_value_within_the_limit_is_taken_at_every_entrance",
+        "test_a_larger_limit_holds_for_every_field_of_a_state",
+        "test_a_page_holds_up_to_two_hundred_sessions",
+        "test_a_patch_that_cannot_be_applied_changes_nothing",
+        "test_a_payload_comes_back_exactly_wherever_it_was_put",
+        "test_a_request_for_a_run_that_has_ended_is_refused",
+        "test_a_session_of_another_tenant_is_as_unknown_as_one_that_does_not_exist",
+        "test_a_small_graph_that_stands_for_a_huge_text_is_refused",
+        "test_a_token_older_than_the_newest_is_fenced_out_and_writes_nothing",
+        "test_a_value_that_is_not_plain_json_is_refused_at_every_entrance",
+        "test_an_answer_in_the_state_does_not_switch_the_deadline_off",
+        "test_an_answer_never_reaches_a_session_of_another_tree",
+        "test_an_answer_switches_the_deadline_off_for_good",
+        "test_an_answer_that_does_not_fit_is_refused_and_stores_nothing",
+        "test_another_payload_under_the_same_id_is_refused",
+        "test_copies_that_multiply_a_small_patch_are_refused",
+        "test_failing_a_session_succeeds_whatever_the_reason_is",
+        "test_only_the_lock_named_after_the_session_counts",
+        "test_pruning_keeps_exactly_the_newest",
+        "test_the_newest_token_may_write",
+        "test_what_the_caller_assigns_is_saved_as_given",
+    )
+    """The quick tier runs these on PostgreSQL only."""
 
     @pytest.fixture(autouse=True)
     def sound_database(self, sound_db: CommittedDatabase) -> None:

@@ -20,6 +20,12 @@ pytestmark = pytest.mark.usefixtures("machine")
 class TestDatabaseLockManager(LockManagerContract):
     # They are above the back end.
     same_on_each_database = (AsyncLockContract, LockArgumentContract)
+    long_tests = (
+        "test_a_lock_is_kept_alive_beyond_its_term",
+        "test_a_refreshed_lock_outlives_its_first_term",
+        "test_many_workers_get_each_token_once",
+    )
+    """The quick tier runs these on PostgreSQL only."""
 
     @pytest.fixture(autouse=True)
     def committed_database(self, committed_db: CommittedDatabase) -> None:

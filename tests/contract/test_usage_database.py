@@ -54,6 +54,13 @@ class TestDatabaseUsageStore(OnADatabase, UsageStoreContract):
 
     # They are above the back end.
     same_on_each_database = (AsyncUsageContract, UsageArgumentContract)
+    long_tests = (
+        "test_a_batch_is_kept_in_its_order",
+        "test_a_batch_with_an_unknown_session_is_refused_whole",
+        "test_cursors_lead_through_all_pages_once",
+        "test_entries_recorded_by_many_at_once_all_count",
+    )
+    """The quick tier runs these on PostgreSQL only."""
 
 
 @pytest.mark.thorough

@@ -171,6 +171,7 @@ def test_the_metrics_need_a_permission(database: CommittedDatabase, kind: str) -
     assert not [query for query in captured if "helix" in query["sql"]]
 
 
+@pytest.mark.thorough
 @for_each(
     "header, is_allowed",
     [("Bearer secret", True), ("Bearer wrong", False), ("secret", False), ("Bearer ", False), ("", False)],

@@ -110,6 +110,7 @@ def test_every_statement_in_the_form_for_citus_keeps_to_its_rules(
     assert refused == {}
 
 
+@pytest.mark.thorough
 def test_each_form_for_citus_stands_in_for_a_statement_that_breaks_a_rule(
     postgres_db: CommittedDatabase, statements: dict[str, list[Statement]]
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_row_that_stays_locked_makes_the_store_busy(postgres_db: CommittedData
     assert is_retryable_transaction(raised.value.__cause__ or raised.value)
 
 
+@pytest.mark.thorough
 def test_one_of_two_transactions_in_a_deadlock_finds_the_store_busy(postgres_db: CommittedDatabase) -> None:
     for name in ("a", "b"):
         _add_lock(postgres_db, name)

@@ -30,6 +30,7 @@ def statements(postgres_db: CommittedDatabase) -> Callable[[Callable[[], Any]], 
     return lambda call: sent_by(postgres_db.alias, call)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("history", [0, 5_000])
 def test_a_step_is_one_statement(store: DatabaseStateStore, statements: Any, history: int) -> None:
     state = store.create_session("s", agent_type="t")

@@ -424,6 +424,7 @@ def test_a_slow_refresh_does_not_prolong_trust(
 # The rest of the server
 
 
+@pytest.mark.thorough
 def test_a_keep_alive_has_no_connection_between_two_beats(
     impatient: CommittedDatabase, locks: DatabaseLockManager
 ) -> None:

@@ -169,6 +169,7 @@ def append(streams: DatabaseStreamManager) -> object:
     return streams.write_sync("stream", [{"type": "text", "text": "chunk"}])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("write", [open_stream, append])
 def test_a_lease_begins_after_the_wait_for_the_row_of_its_stream(
     citus: CommittedDatabase, write: Callable[[DatabaseStreamManager], object]

@@ -9,11 +9,14 @@ import zipfile
 from email.parser import BytesParser
 from pathlib import Path
 
+import pytest
+
 from tests.docs.test_examples import ROOT
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
+@pytest.mark.thorough
 def test_the_readme_of_the_package_has_no_relative_link(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)],

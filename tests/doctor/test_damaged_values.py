@@ -34,6 +34,7 @@ DAMAGED: Final = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("table", "column", "value", "named"), DAMAGED, ids=lambda value: str(value)[:20])
 def test_a_row_that_cannot_be_read_is_a_finding(
     sample: CommittedDatabase, table: str, column: str, value: str, named: str

@@ -84,6 +84,7 @@ def test_a_changed_table_prefix_is_found_first(sample: CommittedDatabase) -> Non
 # --- Settings and durability ---------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_an_unknown_setting_is_found_beside_what_the_rows_show(sample: CommittedDatabase) -> None:
     execute(sample, "UPDATE [session] SET version = 0 WHERE session_id = 'steps'")
     with override_settings(
@@ -212,6 +213,7 @@ def test_a_pooler_that_loses_prepared_statements_is_found(
 # --- Sizes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_sizes_of_all_tables_are_told(sample: CommittedDatabase) -> None:
     tables = diagnose(using=sample.alias).tables
     assert [size.table for size in tables] == [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import pytest
+
 from helix_store.doctor import Diagnosis, diagnose
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
@@ -24,6 +26,7 @@ def _diagnosed(database: CommittedDatabase, *, fix: bool = False) -> list[tuple[
     return [(finding.id, finding.count, finding.fixed) for finding in diagnosis.findings]
 
 
+@pytest.mark.thorough
 def test_the_doctor_fixes_the_deadline_of_a_forged_answer_and_no_other(
     empty_db: CommittedDatabase,
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_count_is_not_lowered_below_what_a_checkpoint_has(sample: CommittedDat
     ]
 
 
+@pytest.mark.thorough
 def test_a_ref_that_runs_may_wait_for_its_sub_session(sample: CommittedDatabase) -> None:
     """A ref is often recorded before the sub-session begins, and a remote one is stored elsewhere."""
     execute(sample, "UPDATE [sub_session_ref] SET sub_session_id = 'nobody'")
@@ -195,6 +196,7 @@ def test_a_ref_that_runs_may_wait_for_its_sub_session(sample: CommittedDatabase)
     assert examined(sample).findings == []
 
 
+@pytest.mark.thorough
 def test_a_newer_state_is_kept(sample: CommittedDatabase) -> None:
     (planted,) = (each for each in FIXABLE if each.rule == "state-unneeded")
     planted.plant(sample)

@@ -177,6 +177,7 @@ def test_a_step_whose_commit_is_cut_is_stored_once_and_returned(postgres_db: Com
     assert cuts == made.trials
 
 
+@pytest.mark.thorough
 @for_each("cut", [Cut.BEFORE, Cut.AFTER], ids=lambda cut: cut.name.lower())
 @for_each("write", CALLS, ids=lambda write: write.__name__)
 def test_an_unreachable_server_leaves_an_id_that_resolves_the_outcome_later(

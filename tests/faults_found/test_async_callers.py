@@ -63,6 +63,7 @@ def test_event_loops_of_several_threads_do_not_take_each_other_for_callers(
     assert alone(append_from_loops, 4, committed_db.alias, committed_db.tenant) == list(range(1, 41))
 
 
+@pytest.mark.thorough
 def test_an_async_call_works_in_a_thread_that_its_pool_has_not_noted_yet(
     committed_db: CommittedDatabase, store: DatabaseStateStore
 ) -> None:
@@ -105,6 +106,7 @@ def test_an_async_call_in_another_thread_than_its_callers_transaction_is_refused
     assert len(store.get_messages("s").messages) == 0
 
 
+@pytest.mark.thorough
 @for_each("place", ["sync view", "main thread", "thread of a sync view"])
 def test_async_to_sync_joins_the_transaction_of_its_caller(
     committed_db: CommittedDatabase, store: DatabaseStateStore, place: str

@@ -91,6 +91,7 @@ WRITES_OVER_A_STATE: Final[dict[str, Callable[[DatabaseStateStore], Any]]] = {
 }
 
 
+@pytest.mark.thorough
 @for_each("write", WRITES_OVER_A_STATE)
 def test_a_base_goes_when_the_last_state_that_needed_it_is_written_over(
     committed_db: CommittedDatabase, store: DatabaseStateStore, write: str

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+import pytest
 from django.test import override_settings
 
 from helix_store.core import moments
@@ -56,6 +57,7 @@ def count_of(database: CommittedDatabase, call: str, feature: str | None) -> int
     return len(sent_by(database.alias, lambda: CALLS[call](Store(database.alias, tenant=store.tenant))))
 
 
+@pytest.mark.thorough
 def test_a_feature_that_does_not_apply_costs_no_statements(committed_db: CommittedDatabase) -> None:
     wrong: list[Any] = []
     for fast in (True, False):

@@ -50,6 +50,7 @@ def drive(store: StateStore, seed: int) -> None:
         assert store.submit_tool_result(root, call, result=1).session_id == owner
 
 
+@pytest.mark.thorough
 def test_two_hundred_trees_in_memory() -> None:
     store = InMemoryStateStore()
     for seed in range(200):

@@ -122,6 +122,7 @@ def _pydantic(browser: Browser, *texts: str) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["items", "entries", "own"])
 def test_commands_and_downloads_print_whole_messages(browser: Browser, kind: str) -> None:
     if kind == "items":

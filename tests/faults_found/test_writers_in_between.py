@@ -154,6 +154,7 @@ def test_a_step_that_others_went_on_from_is_counted_once(
 # --- Streams ---
 
 
+@pytest.mark.thorough
 @CUTS
 @pytest.mark.parametrize("fast", [True, False], ids=["one statement", "portable"])
 def test_equal_chunks_of_two_writers_are_both_stored(wire: Wire, cut: Cut, fast: bool, settings: Any) -> None:
@@ -179,6 +180,7 @@ def test_an_append_whose_stream_was_reset_meanwhile_is_unknown(wire: Wire, cut: 
     assert other.read_after("stream", 0) == []
 
 
+@pytest.mark.thorough
 def test_an_append_that_another_worker_ended_the_stream_after_is_known(wire: Wire) -> None:
     writer, other = streams(wire.alias, wire), streams(wire.direct, wire)
     open_stream(writer)
@@ -186,6 +188,7 @@ def test_an_append_that_another_worker_ended_the_stream_after_is_known(wire: Wir
     assert writer.write_sync("stream", [{"type": "text", "text": "last"}]) == 1
 
 
+@pytest.mark.thorough
 @CUTS
 def test_a_lease_that_another_writer_took_is_renewed_and_nothing_else(wire: Wire, cut: Cut) -> None:
     mine = async_to_sync(streams(wire.alias, wire).create_writer)("stream", "run", "agent")

@@ -519,6 +519,7 @@ def test_reading_a_thread_imports_and_builds_nothing_that_its_bytes_name(
     assert "antigravity" not in sys.modules
 
 
+@pytest.mark.thorough
 @for_each(
     ("kind", "blob"),
     [("msgpack+aes", b"\x92\x01\x02"), ("msgpack", b"\x92\xc1"), ("json", b"[1]"), ("pickle", b"(lp0\n.")],

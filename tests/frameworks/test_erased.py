@@ -159,6 +159,7 @@ def outcome_of(call: Callable[[], object]) -> str:
     return "stored"
 
 
+@pytest.mark.thorough
 def test_an_adapter_does_not_create_an_erased_session_again(committed_db: CommittedDatabase) -> None:
     store, options = (
         DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant),

@@ -127,6 +127,7 @@ def _locked_twice(database: CommittedDatabase) -> tuple[int, int]:
     return both
 
 
+@pytest.mark.thorough
 @for_each(("make", "write"), WRITES)
 def test_a_superseded_owner_writes_nothing(committed_db: CommittedDatabase, make: Make, write: Write) -> None:
     _fill(make(committed_db, None))
@@ -137,6 +138,7 @@ def test_a_superseded_owner_writes_nothing(committed_db: CommittedDatabase, make
     assert _stored(committed_db) == before
 
 
+@pytest.mark.thorough
 @for_each(("make", "write"), WRITES)
 def test_the_new_owner_writes(committed_db: CommittedDatabase, make: Make, write: Write) -> None:
     _fill(make(committed_db, None))

@@ -185,6 +185,7 @@ ADAPTERS: Final[dict[str, Callable[[CommittedDatabase, str, Any], Callable[[], A
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:AgentSession state value")
 def test_what_an_adapter_accepts_it_reads_back(committed_db: CommittedDatabase) -> None:
     wrong = {}

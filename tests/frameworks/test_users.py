@@ -41,6 +41,7 @@ def test_the_first_write_names_the_user(committed_db: CommittedDatabase, write: 
     assert users(committed_db) == ["ada"]
 
 
+@pytest.mark.thorough
 @each_write
 def test_a_later_write_names_the_user_and_an_erasure_leaves_nothing(
     empty_db: CommittedDatabase, write: Write

@@ -68,6 +68,7 @@ def test_a_turn_uses_what_was_approved(world: World) -> None:
     assert "input" not in world.loaded().completed_client_tool_calls["call"]
 
 
+@pytest.mark.thorough
 @for_each("answer", [{"approved": True}, {"approved": False}, {"error": "no"}], ids=repr)
 def test_a_turn_waits_for_an_approval_that_its_agent_has_answered(
     world: World, answer: dict[str, Any]

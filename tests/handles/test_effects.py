@@ -460,6 +460,7 @@ def test_the_async_form(own_world: World) -> None:
     assert own_world.own.list_effects("session").items[0].result == 7
 
 
+@pytest.mark.thorough
 @for_each("effect_id", ["free", "approved", "again"])
 @for_each("stop", ["abort", "interrupt", "failed", "completed", "paused"])
 def test_a_turn_that_was_stopped_elsewhere_attempts_nothing_more(

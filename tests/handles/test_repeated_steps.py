@@ -138,6 +138,7 @@ MEANWHILE: Final[dict[str, Callable[[World], object]]] = {
 }
 
 
+@pytest.mark.thorough
 @for_each("body", BODIES)
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 def test_whatever_a_step_did_its_repeat_returns_the_first_result(
@@ -166,6 +167,7 @@ OTHERS: Final[dict[str, tuple[Callable[[Step], object], Callable[[Step], object]
 }
 
 
+@pytest.mark.thorough
 @for_each("first, other", OTHERS.values(), ids=OTHERS)
 def test_a_repeat_that_ends_or_asks_differently_is_refused(
     world: World, first: Callable[[Step], object], other: Callable[[Step], object]
@@ -180,6 +182,7 @@ def test_a_repeat_that_ends_or_asks_differently_is_refused(
     assert world.contents() == before
 
 
+@pytest.mark.thorough
 @for_each("body", [*ENDS, *QUESTIONS])
 def test_a_session_that_has_ended_is_not_ended_again_by_another_operation(world: World, body: str) -> None:
     world.new_session()

@@ -137,6 +137,7 @@ def _rewind_to_newest(world: World, session: Any) -> None:
     session.rewind(world.own.get_latest_checkpoint(session.id).checkpoint_id)
 
 
+@pytest.mark.thorough
 @for_each(
     ("changes", "is_active"),
     [

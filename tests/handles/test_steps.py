@@ -229,6 +229,7 @@ def test_the_root_of_a_tree_records_the_question_of_a_child(world: World) -> Non
     assert world.store.submit_tool_result("root", "call", result=1).session_id == "child"
 
 
+@pytest.mark.thorough
 @for_each(
     "calls",
     [

@@ -85,6 +85,7 @@ CALLS: Final = (
 )
 
 
+@pytest.mark.thorough
 @for_each("call", CALLS)
 def test_a_time_is_stored_as_its_milliseconds_in_every_form(
     world: World, call: Callable[[World, Any], Any]

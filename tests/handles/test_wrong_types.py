@@ -102,6 +102,7 @@ def _contents(store: AnyStore) -> Any:
     return heads, store.session("session").load(), store.sessions.list_runs("session"), usage
 
 
+@pytest.mark.thorough
 @for_each("call", _CALLS)
 def test_a_wrong_type_is_refused_before_sql(store: AnyStore, call: str) -> None:
     make, argument, wrong_values = _CALLS[call]

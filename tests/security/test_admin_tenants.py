@@ -359,6 +359,7 @@ def _dump(alias: str, tenant: str) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.thorough
 def test_an_operation_on_a_row_of_another_tenant_is_missing(
     browser: Browser, world: dict[str, Session]
 ) -> None:
@@ -402,6 +403,7 @@ _ON_TABLES: Final[dict[str, Callable[[str], dict[str, str]]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(_ON_TABLES))
 def test_an_operation_on_a_table_keeps_to_the_tenants_of_the_operator(
     browser: Browser, world: dict[str, Session], name: str
@@ -446,6 +448,7 @@ def test_a_budget_of_another_tenant_is_refused_without_saying_whether_it_exists(
     assert len(said) == 1
 
 
+@pytest.mark.thorough
 def test_an_operation_on_a_table_that_knows_no_tenants_is_refused(
     browser: Browser, world: dict[str, Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,6 +574,7 @@ def test_without_tenants_an_operator_sees_nothing(
         assert f"{OWN}-" in browser.list_of(Session).html
 
 
+@pytest.mark.thorough
 def test_an_operator_of_several_tenants_sees_these(browser: Browser, world: dict[str, Session]) -> None:
     _fill(browser.database, "third", "2.50")
     with limited(lambda request: [OWN, "third"]):

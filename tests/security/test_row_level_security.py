@@ -191,6 +191,7 @@ def test_an_import_into_a_tenant_finds_what_is_stored(owner: str) -> None:
     assert (summary.identical, summary.problems) == ({"session": 1}, [])
 
 
+@pytest.mark.thorough
 def test_another_tenant_cannot_be_written(owner: str) -> None:
     live(owner, "a")
     with tenant_of(ALIAS, "b"):
@@ -240,6 +241,7 @@ def _fill_adapters(alias: str, tenant: str) -> None:
         model._base_manager.using(alias).create(**values)
 
 
+@pytest.mark.thorough
 def test_no_row_refers_to_another_tenant(owner: str) -> None:
     """Not by raw SQL, in no column of any table, by an update or an insert."""
     for tenant in ("a", "b"):
@@ -335,6 +337,7 @@ def test_stores_of_two_tenants_share_a_transaction(owner: str) -> None:
     assert visible(owner)["Session"] == 2
 
 
+@pytest.mark.thorough
 def test_going_back_and_applying_it_again(owner: str) -> None:
     live(owner, "a")
     migrate(owner)

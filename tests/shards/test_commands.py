@@ -149,6 +149,7 @@ def test_a_directory_prunes_in_the_database_that_it_lists(routed: Pair) -> None:
     assert SessionDirectory(tenant=tenant).store(tenant).list_checkpoints("session").total == 3
 
 
+@pytest.mark.thorough
 def test_the_doctor_examines_each_database(pair: Pair) -> None:
     for alias in pair.aliases:
         DatabaseStateStore(alias, tenant=pair.tenant).create_session("session", agent_type="agent")

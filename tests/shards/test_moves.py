@@ -125,6 +125,7 @@ def test_a_tenant_without_rows_is_not_moved(routed: Pair, options: list[str]) ->
         assert fence_of(Database(alias, tenant)) is None
 
 
+@pytest.mark.thorough
 def test_a_tenant_that_is_emptied_during_its_move_is_moved(routed: Pair) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     store = DatabaseStateStore(tenant=tenant)
@@ -163,6 +164,7 @@ WRITES: dict[str, Write] = {
 }
 
 
+@pytest.mark.thorough
 def test_writers_are_refused_while_the_tenant_moves(routed: Pair) -> None:
     tenant, other = (f"{GROUP}:{name}{routed.tenant}" for name in ("", "other "))
     store, neighbour = filled(tenant), filled(other)
@@ -223,6 +225,7 @@ def test_a_transaction_with_an_older_snapshot_is_refused(routed: Pair) -> None:
     move(tenant, "--abort")
 
 
+@pytest.mark.thorough
 def test_the_fence_is_open_to_its_own_transaction_alone(routed: Pair) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     store = filled(tenant)
@@ -276,6 +279,7 @@ def test_rows_in_the_target_are_never_mixed(routed: Pair) -> None:
     store.create_session("goes on", agent_type="agent")
 
 
+@pytest.mark.thorough
 def test_a_copy_that_differs_is_not_complete(routed: Pair) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     filled(tenant)
@@ -305,6 +309,7 @@ class Snapshots:
         self.names.discard(snapshot_id)
 
 
+@pytest.mark.thorough
 def test_a_cleanup_of_the_source_leaves_the_snapshots_of_a_moved_session(routed: Pair) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     store = DatabaseStateStore(tenant=tenant)

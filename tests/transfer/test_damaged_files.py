@@ -98,6 +98,7 @@ def _empty_line(data: bytes, number: int) -> bytes:
     return b"".join([*lines[:number], b"\n", *lines[number:]])
 
 
+@pytest.mark.thorough
 @for_each("change", [_without, _twice, _swapped, _other_letter, _nonsense, _empty_line])
 def test_an_altered_session_is_not_stored_and_the_others_are(
     committed_db: CommittedDatabase, data: bytes, change: Callable[[bytes, int], bytes]
@@ -181,6 +182,7 @@ def test_a_record_of_a_missing_app_does_not_make_the_file_look_altered(
     assert (file.is_complete, _stored(committed_db)) == (True, [])
 
 
+@pytest.mark.thorough
 def test_a_failed_unit_counts_in_whatever_state_the_reader_is(
     committed_db: CommittedDatabase, data: bytes
 ) -> None:
@@ -316,6 +318,7 @@ def test_a_line_that_is_no_record_is_a_problem_also_with_its_hash(
     assert _stored(committed_db) == ["b", "c"]
 
 
+@pytest.mark.thorough
 def test_an_entry_of_usage_that_another_session_has_is_refused(committed_db: CommittedDatabase) -> None:
     fill(committed_db)
     data = exported(committed_db)

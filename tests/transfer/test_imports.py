@@ -100,6 +100,7 @@ def test_a_session_that_differs_is_a_problem_and_stays(committed_db: CommittedDa
     assert exported(committed_db) == changed
 
 
+@pytest.mark.thorough
 def test_small_sessions_share_statements(committed_db: CommittedDatabase) -> None:
     for number in range(60):
         simple_session(committed_db, f"s{number}")
@@ -113,6 +114,7 @@ def test_small_sessions_share_statements(committed_db: CommittedDatabase) -> Non
     assert exported(committed_db) == data
 
 
+@pytest.mark.thorough
 @for_each("fault", ["a sequence twice", "a value", "an id twice", "it differs"])
 def test_a_session_that_is_refused_leaves_those_beside_it(
     committed_db: CommittedDatabase, fault: str
@@ -335,6 +337,7 @@ def test_a_session_is_stored_as_a_whole_or_not_at_all(
     assert exported(committed_db) == data
 
 
+@pytest.mark.thorough
 def test_an_import_in_a_transaction_of_the_caller_is_part_of_it(committed_db: CommittedDatabase) -> None:
     fill(committed_db)
     data = exported(committed_db)

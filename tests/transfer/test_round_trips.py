@@ -122,6 +122,7 @@ def test_an_import_keeps_what_was_approved_and_what_was_used(
         assert step.use_approval("unused").actors == ["ann"]
 
 
+@pytest.mark.thorough
 def test_sessions_work_on_after_an_import(sqlite_db: CommittedDatabase, other_db: CommittedDatabase) -> None:
     fill(sqlite_db)
     imported(other_db, exported(sqlite_db))

@@ -191,6 +191,7 @@ def test_copies_add_up_to_eight_mebibytes_at_most() -> None:
     assert (caught.value.limit, caught.value.actual) == (MAX_COPIED_BYTES, 9 * 2**20)
 
 
+@pytest.mark.thorough
 def test_a_patch_that_doubles_the_document_is_stopped() -> None:
     with pytest.raises(LimitExceeded):
         apply_patches({"a": "x" * 100, "b": []}, [copy("", "/b/-")] * 40)
@@ -307,6 +308,7 @@ def test_a_patch_that_moves_a_list_of_its_own_too_often_is_refused_when_staged(o
     assert caught.value.name == "moved list elements"
 
 
+@pytest.mark.thorough
 @for_each(
     "operations",
     [

@@ -46,6 +46,7 @@ def npm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_all_enabled_public_cases_hold(npm_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     package = npm_folder / "node_modules" / "json-patch-test-suite"
     records = [

@@ -274,6 +274,7 @@ def test_without_a_limit_the_default_of_a_state_holds() -> None:
     assert caught.value.name == "max_state_bytes"
 
 
+@pytest.mark.thorough
 @for_each(
     "bomb",
     [

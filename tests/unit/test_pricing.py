@@ -127,6 +127,7 @@ class TestWithAPriceList:
     def test_a_price_beyond_what_can_be_kept_is_none(self) -> None:
         assert cost("gpt-4o", prompt=2**63 - 1) is None
 
+    @pytest.mark.thorough
     def test_every_kind_of_token_costs_what_the_list_says(self) -> None:
         """The table: each model of the list by each kind of token that the list prices apart."""
         cells = _cells()
@@ -206,6 +207,7 @@ assert not connections, connections
         assert _run(code) == ""
 
 
+@pytest.mark.thorough
 def test_without_a_price_list_nothing_has_a_price() -> None:
     code = """
 import sys

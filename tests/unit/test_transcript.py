@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,6 +153,7 @@ def test_each_shape_is_read(message: dict[str, Any], parts: list[Part]) -> None:
     assert parts_of(message) == parts
 
 
+@pytest.mark.thorough
 @given(
     st.dictionaries(
         st.sampled_from(["role", "content", "type", "tool_calls", "parts", "thinking"]), json_values()

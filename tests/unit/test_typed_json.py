@@ -219,6 +219,7 @@ def test_takes_the_deepest_value_in_a_small_stack() -> None:
         sys.setrecursionlimit(limit)
 
 
+@pytest.mark.thorough
 def test_refuses_a_small_graph_that_stands_for_a_huge_text() -> None:
     with pytest.raises(LimitExceeded):
         dumps(doubling(100))
@@ -441,6 +442,7 @@ class RandomValues:
         return {tag: self.value(depth - 1)}
 
 
+@pytest.mark.thorough
 def test_ten_thousand_random_values_come_back_with_value_and_type() -> None:
     source = RandomValues(20260101)
     kinds = set()
@@ -523,6 +525,7 @@ def mutate(source: random.Random, text: str) -> str:
     return "".join(characters)
 
 
+@pytest.mark.thorough
 def test_ten_thousand_mutated_texts_load_or_are_integrity_faults_and_nothing_else() -> None:
     values = RandomValues(7)
     source = values.random

@@ -178,6 +178,7 @@ FILTERS: Final[dict[str, tuple[dict[str, Any], Callable[[Spent], bool]]]] = {
 }
 
 
+@pytest.mark.thorough
 @for_each("by", GROUPINGS, shared=True)
 @for_each("chosen", FILTERS, shared=True)
 def test_the_sums_of_a_report_are_those_of_the_entries(ledger: Ledger, by: str, chosen: str) -> None:

@@ -97,6 +97,7 @@ async def test_entries_that_no_single_call_can_store_are_stored_in_parts(store: 
     assert await store.load(KEY) == entries
 
 
+@pytest.mark.thorough
 async def test_an_error_that_the_sdk_swallows_is_kept(
     new_store: NewStore, committed_db: CommittedDatabase
 ) -> None:

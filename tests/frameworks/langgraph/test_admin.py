@@ -27,6 +27,7 @@ def client() -> Client:
     return client
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "shown"),
     [

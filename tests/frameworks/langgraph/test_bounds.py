@@ -60,6 +60,7 @@ TOO_MUCH: dict[str, tuple[Callable[[DjangoSaver], Any], str]] = {
 }
 
 
+@pytest.mark.thorough
 @for_each(("call", "name"), TOO_MUCH.values(), ids=TOO_MUCH.keys(), shared=True)
 def test_more_than_a_call_may_hold_is_refused_before_sql(
     saver: DjangoSaver, committed_db: CommittedDatabase, call: Callable[[DjangoSaver], Any], name: str

@@ -188,6 +188,7 @@ def test_a_search_leaves_a_damaged_memory_out(
 # --- The doctor ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @for_each("model", [LangGraphCheckpoint, LangGraphValue, LangGraphWrite])
 def test_the_doctor_finds_rows_of_a_type_that_the_saver_does_not_read(
     empty_db: CommittedDatabase, model: Any

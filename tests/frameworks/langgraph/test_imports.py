@@ -175,6 +175,7 @@ def test_a_delta_channel_has_its_snapshots_after_the_import(
         assert ours.get_delta_channel_history(config=found.config, channels=["log"]) == expected
 
 
+@pytest.mark.thorough
 def test_a_second_import_stores_nothing(
     committed_db: CommittedDatabase, origin: tuple[str, str, Any]
 ) -> None:

@@ -49,6 +49,7 @@ def is_empty(db: CommittedDatabase) -> bool:
     return not Session.objects.using(db.alias).filter(tenant=db.tenant).exists()
 
 
+@pytest.mark.thorough
 @for_each("kind", ["json", "pickle", "nonsense", "", "+aes", "msgpack+", "json+aes", "x\n"])
 @for_each("record", RECORDS)
 def test_a_type_that_no_reader_takes_is_refused(

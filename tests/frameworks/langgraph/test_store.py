@@ -207,6 +207,7 @@ STRANGE = [
 ]
 
 
+@pytest.mark.thorough
 @for_each("label", STRANGE)
 def test_a_label_means_itself_in_every_question(committed_db: CommittedDatabase, label: str) -> None:
     store = store_of(committed_db)

@@ -111,6 +111,7 @@ def test_a_response_is_recorded_with_the_counts_of_its_message(
     assert [found.id for found in page.entries] == [entry.id]
 
 
+@pytest.mark.thorough
 @for_each("call", [ask, aask])
 @for_each(("city", "succeeds"), [("Lisbon", True), ("Atlantis", False), ("Avalon", False)])
 def test_a_tool_is_recorded_with_its_success(

@@ -58,6 +58,7 @@ def _rest(database: CommittedDatabase) -> tuple[set[str], int, int]:
     return entry_ids(database), families(database), conversations.count()
 
 
+@pytest.mark.thorough
 @for_each("way", WAYS)
 def test_an_entry_goes_with_the_last_conversation_that_reaches_it(
     committed_db: CommittedDatabase, way: Way

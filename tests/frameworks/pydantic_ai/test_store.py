@@ -187,6 +187,7 @@ def test_a_message_beyond_the_limit_is_refused(committed_db: CommittedDatabase, 
     assert entry_ids(committed_db) == set()
 
 
+@pytest.mark.thorough
 def test_a_history_of_a_thousand_messages_is_one_statement(
     committed_db: CommittedDatabase, django_assert_num_queries: Any
 ) -> None:

@@ -135,6 +135,7 @@ def test_the_doctor_finds_missing_and_unreached_entries(committed_db: CommittedD
     )
 
 
+@pytest.mark.thorough
 def test_the_doctor_asks_for_these_faults(committed_db: CommittedDatabase) -> None:
     _family_of_three(committed_db)
 

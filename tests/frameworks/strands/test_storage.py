@@ -43,6 +43,7 @@ def agent_of(db: CommittedDatabase, session_id: str = "trip", **options: Any) ->
     )
 
 
+@pytest.mark.thorough
 async def test_it_does_what_the_storage_in_memory_does(committed_db: CommittedDatabase) -> None:
     choose = random.Random(7)  # noqa: S311  a sequence to repeat
     ours, memory = storage_of(committed_db), theirs.InMemoryStorage()

@@ -214,6 +214,7 @@ CHECKPOINT_FAULTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.thorough
 @for_each(("columns", "reason"), CHECKPOINT_FAULTS, ids=lambda value: str(value)[:40])
 def test_a_checkpoint_with_a_fault_is_left_and_told_by_its_id(
     obsku: ObskuTables,
