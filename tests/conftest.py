@@ -222,9 +222,9 @@ def settings_as_before() -> Iterator[None]:
 
     `override_settings` of two tasks or threads that overlap do not.
     """
-    before = settings._wrapped
+    before = vars(settings)["_wrapped"]
     yield
-    assert settings._wrapped is before, "the test has left settings that it had overridden"
+    assert vars(settings)["_wrapped"] is before, "the test has left settings that it had overridden"
 
 
 @pytest.fixture(params=list(ALIASES))

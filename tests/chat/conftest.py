@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.http import HttpRequest
 from django.test import AsyncClient
+from django.test.client import AsyncClientHandler
 from django.urls import path
 
 from helix_store import SessionHandle, Store
@@ -19,21 +20,19 @@ from tests.databases import CommittedDatabase
 __all__ = ["Chatting", "chatting"]
 
 
-class _Client(AsyncClient):
+class _Handler(AsyncClientHandler):
     """Its requests have addresses of their own.
 
     `override_settings` is of the whole process: requests that overlap would leave it changed.
     """
 
     def __init__(self, urls: tuple[Any, ...]) -> None:
-        super().__init__()
-        respond = self.handler.get_response_async
+        super().__init__(enforce_csrf_checks=False)
+        self.urls = urls
 
-        async def respond_at_urls(request: Any) -> Any:
-            request.urlconf = urls
-            return await respond(request)
-
-        self.handler.get_response_async = respond_at_urls
+    async def get_response_async(self, request: Any) -> Any:
+        request.urlconf = self.urls
+        return await super().get_response_async(request)
 
 
 class Chatting:
@@ -56,7 +55,8 @@ class Chatting:
             **{"runner": lambda session_id, using, tenant: self.runs.append(session_id), **given},
         )
         self.urls = (path("chat/", self.chat.urls),)
-        self.client = _Client(self.urls)
+        self.client = AsyncClient()
+        self.client.handler = _Handler(self.urls)
 
     @property
     def store(self) -> Store:
