@@ -61,7 +61,6 @@ def kept_out(migrated_without_the_app: None, sqlite_db: CommittedDatabase) -> It
         yield OTHER
 
 
-@pytest.mark.thorough
 @for_each("command", [*COMMANDS, "helix_move acme"], shared=True)
 def test_every_command_says_where_the_app_is(kept_out: str, tmp_path: Path, command: str) -> None:
     file = tmp_path / "sessions.jsonl"

@@ -31,7 +31,6 @@ def failed(pair: Pair) -> list[int]:
     return [len(store.list_sessions(status="failed").sessions) for store in stores]
 
 
-@pytest.mark.thorough
 def test_without_using_every_database_is_cleaned_up(pair: Pair) -> None:
     expire(pair)
     seen: list[int] = []

@@ -27,7 +27,6 @@ def client() -> Client:
     return client
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "shown"),
     [
