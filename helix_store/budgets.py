@@ -710,13 +710,15 @@ class DatabaseBudgets(DatabaseOperations):
         record: Callable[[], bool] | None,
         *,
         is_guarded: bool,
+        may_be_stopped: bool | None,
     ) -> Reservation:
         """Record usage, and replace the session's hold by an estimate, in one transaction.
 
         If a budget refuses the estimate, the usage is recorded and the session holds nothing. On PostgreSQL,
-        a step without an estimate checks its budgets when it begins, so they are only checked here if the
-        usage may have reached a limit. If the session is not locked yet, pass ``is_guarded``: it then raises
-        `FencedOutError` and records nothing.
+        without an estimate, the budgets are only checked if the usage may have reached a limit, or if the
+        step ``may_be_stopped`` anyway; if that is not known, the step still has to check them when it begins.
+        If the session is not locked yet, pass ``is_guarded``: it then raises `FencedOutError` and records
+        nothing.
         """
         given = self._given(keys, session_id)
 
@@ -724,9 +726,9 @@ class DatabaseBudgets(DatabaseOperations):
             if is_guarded:
                 lock_session(self.db, session_id, Guard(fencing_token=fencing_token))
             # Recording locks the session and the ledger before the counters.
-            may_stop = record is not None and record()
+            may_stop = (record is not None and record()) or may_be_stopped
             if held is None and not any(estimate) and self.db.is_postgresql and not may_stop:
-                return Reservation(is_checked=False)
+                return Reservation(is_checked=may_stop is False)
             rows = self.db.read(BALANCES_OF_KEYS, given)
             hold, refusal = None, None
             try:
@@ -1070,6 +1072,7 @@ class MemoryBudgets:
         record: Callable[[], bool] | None,
         *,
         is_guarded: bool,
+        may_be_stopped: bool | None,
     ) -> Reservation:
         with self._scope.lock:
             if is_guarded:
@@ -1190,15 +1193,25 @@ def renew(
     record: Callable[[], bool] | None,
     *,
     is_guarded: bool = False,
+    may_be_stopped: bool | None = None,
 ) -> Reservation:
     """Record usage, and replace the session's hold by an estimate, in one transaction."""
     return budgets._backend.renew(
-        keys_of(spender), session_id, fencing_token, estimate, held, record, is_guarded=is_guarded
+        keys_of(spender),
+        session_id,
+        fencing_token,
+        estimate,
+        held,
+        record,
+        is_guarded=is_guarded,
+        may_be_stopped=may_be_stopped,
     )
 
 
 def checks_in_commits(budgets: BudgetStoreBase) -> bool:
-    """Return whether a commit has to check a next step without an estimate, which no statement of it can."""
+    """Return whether each commit has to check a next step without an estimate, because no statement of the
+    commit finds out whether a budget may stop it.
+    """
     return budgets._backend.checks_in_commits
 
 

@@ -196,6 +196,8 @@ def _load_step(may_be_stopped: str) -> str:
 LOAD_STEP: Final = Statement(_load_step("false"))
 """The state, whether changes are staged for the step, the interrupt request that is bound to its run, and
 whether the budgets of the session must be checked."""
+MAY_BE_STOPPED: Final = may_be_stopped(_SESSION)
+"""The condition that the budgets of a session must be checked, for a query of sessions on PostgreSQL."""
 LOAD_CAPPED_STEP: Final = Statement(_load_step(may_be_stopped("s")), sqlite=_load_step("true"))
 """`LOAD_STEP` for a session that has budgets, which SQLite always checks."""
 
@@ -640,13 +642,14 @@ def step_statement(
     prunes: bool,
     ends: bool,
     receives: bool = False,
+    is_capped: bool = False,
 ) -> Statement:
     """Return the statement for one step, in a form that contains only the parts that the step needs.
 
     An unneeded part would cost as much as a needed one. The statement returns one row with the new version,
-    the checkpoint's key and, if the step ``ends`` the session, the earlier status. Without ``merges``, it may
-    instead return the staged changes in order, each as a row of nulls, the row's version and its payload; in
-    that case nothing was written.
+    the checkpoint's key, if the step ``ends`` the session the earlier status, and if it ``is_capped`` whether
+    a budget may stop the next step. Without ``merges``, it may instead return the staged changes in order,
+    each as a row of nulls, the row's version and its payload; in that case nothing was written.
 
     ``head`` makes the decision, and every other part takes its rows from there. On the locked row it checks
     the mode, the owners of calls, whether posts are due, the version (the expected one, or else that the row
@@ -660,6 +663,11 @@ def step_statement(
     fence = replaced = taken = inserted_messages = ""
     conditions = ["s.version = %(expected_version)s"] if is_expected else [UNCHANGED]
     conditions.append(_KEEPS_OWNERS)
+    spender, may_stop = "", "NULL::boolean"
+    if is_capped:
+        spender = ", s.tenant, s.session_id, s.root_session_id, s.user_id, s.agent_type"
+        may_stop = may_be_stopped("head")
+    written = f"SELECT version, current_id, earlier_status, {may_stop}, NULL, NULL FROM head"
     of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
     if is_expected and (merges or prunes or ends):
         conditions.append(UNCHANGED)
@@ -674,12 +682,12 @@ def step_statement(
             RETURNING head.id AS session_id, g.call_ids
         ), marked_staging AS ({_MARK_TAKEN}
         ), """
-        result = "SELECT version, current_id, earlier_status, NULL, NULL FROM head"
+        result = written
     else:
         conditions.append(f"NOT EXISTS (SELECT 1 FROM {_STAGED} AS g WHERE {of_step.format('s')})")
-        result = f"""SELECT version, current_id, earlier_status, NULL, NULL FROM head
+        result = f"""{written}
         UNION ALL (
-            SELECT NULL, NULL, NULL, {_STAGED_VERSION}, g.payload FROM {_STAGED_OF_STEP}
+            SELECT NULL, NULL, NULL, NULL, {_STAGED_VERSION}, g.payload FROM {_STAGED_OF_STEP}
                 AND NOT EXISTS (SELECT 1 FROM head)
             {_STAGED_ORDER}
         )"""
@@ -724,7 +732,8 @@ def step_statement(
                 base_key = %(base_key)s, current_id = {_NEXT_CHECKPOINT_KEY}
             WHERE {session_by_id("s")} AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
               AND {" AND ".join(conditions)}
-            RETURNING s.id, s.version, s.message_count, s.current_id, {earlier_status} AS earlier_status
+            RETURNING s.id, s.version, s.message_count, s.current_id,
+                {earlier_status} AS earlier_status{spender}
         ), {replaced}{taken}{inserted_messages}{_PRUNED if prunes else ""}checkpoint AS (
             INSERT INTO {_CHECKPOINT} (id, {", ".join(checkpoint_columns)})
             SELECT head.current_id, {values} FROM head

@@ -24,6 +24,7 @@ from django.db.models import (
     Subquery,
     Value,
 )
+from django.db.models.expressions import RawSQL
 
 from helix_store.core import moments, validation
 from helix_store.core.dicts import AnyMessage
@@ -103,6 +104,7 @@ from helix_store.sessions.statements import (
     LOAD_FOR_TURN,
     LOAD_STEP,
     MAX_SINGLE_MESSAGES,
+    MAY_BE_STOPPED,
     RUN_COLUMNS,
     STAGE_CHANGE,
     STAGE_LOCKED,
@@ -195,6 +197,10 @@ class StepWrite:
     """The state that a step which would finish the session stores instead if posts are due."""
     is_continued: bool = False
     """True if the commit has stored the state ``continued``."""
+    is_capped: bool = False
+    """True if the commit finds out whether a budget may stop a next step without an estimate."""
+    may_be_stopped: bool | None = None
+    """What it has found out; ``None`` if it has not."""
     loaded: Loaded = NOT_LOADED
     """The record of the state, which the commit replaces by that of the state that it has stored."""
     limits: Limits = AS_STORED
@@ -520,6 +526,7 @@ class DatabaseSteps(DatabaseOperations):
             prunes=step.keep is not None,
             ends=ends,
             receives=step.receives,
+            is_capped=step.is_capped,
         )
         tags, metadata = encoded.columns["tags"], encoded.columns["metadata"]
         parameters = {
@@ -547,8 +554,8 @@ class DatabaseSteps(DatabaseOperations):
                 parameters[f"role_{number}"], parameters[f"text_{number}"] = message
         rows = call.try_write(statement, parameters)
         if not rows or rows[0][0] is None:
-            return None, [StagedRow(version, payload) for _, _, _, version, payload in rows]
-        new_version, row_id, earlier_status, _, _ = rows[0]
+            return None, [StagedRow(version, payload) for _, _, _, _, version, payload in rows]
+        new_version, row_id, earlier_status, step.may_be_stopped, _, _ = rows[0]
         if ends:
             status, failure_reason = encoded.columns["status"], encoded.columns["failure_reason"]
             announce(self.db, step.session_id, signals_of_status(earlier_status, status, failure_reason))
@@ -707,11 +714,19 @@ def _checkpoint_columns(
     }
 
 
+_SPENDER: Final = ("root_session_id", "user_id", "agent_type")
+
+
+def _keeps_spender(head: Session, step: StepWrite) -> bool:
+    """Return whether the budgets of the stored session are also those of the session after the step."""
+    return all(step.encoded.columns[column] == getattr(head, column) for column in _SPENDER)
+
+
 def _read_claims(
     db: Database, head: Session, step: StepWrite, *, is_repeat: bool
 ) -> tuple[bool, StepCommit | None, bool]:
     """Return whether the step's run exists, an earlier commit with its operation id, and whether the step
-    has due posts to receive.
+    has due posts to receive. If the step is capped, find out whether a budget may stop the next one.
 
     One statement after the lock looks up all of this: an earlier one could miss a duplicate's commit or a
     post. An operation id that the store made is the id of the checkpoint. Raises `IdempotencyConflict`.
@@ -723,7 +738,19 @@ def _read_claims(
         session_id=OuterRef("pk"), checkpoint_id=name, kind=CheckpointKind.STEP, step_id=step.info.step_id
     )
     received = Post.objects.filter(session_id=OuterRef("pk"), received_version__isnull=False)
-    run_exists, has_due_posts, digest, recorded_id, version, checkpoint_version, has_received = (
+    may_be_stopped: RawSQL | Value = Value(None, BooleanField())
+    if step.is_capped and db.is_postgresql and _keeps_spender(head, step):
+        may_be_stopped = RawSQL(MAY_BE_STOPPED, ())  # noqa: S611  our own
+    (
+        run_exists,
+        has_due_posts,
+        digest,
+        recorded_id,
+        version,
+        checkpoint_version,
+        has_received,
+        step.may_be_stopped,
+    ) = (
         Session.objects.using(db.alias)
         .filter(pk=head.pk)
         .annotate(operation=FilteredRelation("operations", condition=Q(operations__operation_id=name)))
@@ -735,6 +762,7 @@ def _read_claims(
             "operation__version",
             Value(None, BigIntegerField()) if name is None else Subquery(checkpoint.values("version")[:1]),
             Exists(received),
+            may_be_stopped,
         )
         .get()
     )

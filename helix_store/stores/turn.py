@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -46,6 +45,7 @@ from helix_store.exceptions import (
     ConflictError,
     EffectUnknown,
     FencedOutError,
+    HelixStoreError,
     LockLostError,
     SessionBusy,
     SessionNotFound,
@@ -182,31 +182,25 @@ class Spending:
 
     # Commits
 
-    def to_record(
-        self,
-        state: SessionState,
-        fencing_token: int | None,
-        goes_on: Callable[[StepCommit | None], bool],
-        *,
-        may_go_on: bool,
-    ) -> Callable[[StepCommit | None], object] | None:
+    def to_record(self, step: _TurnStep) -> Callable[[StepCommit | None], object] | None:
         """Return the call of a commit that records new entries and reserves the next step, or ``None``.
 
-        ``goes_on`` returns whether the turn is active after the commit. Otherwise, the hold is released.
+        If the turn does not go on after the commit, the hold is released.
         """
         record = self._to_record()
         if not self.is_capped:
             return None if record is None else lambda _: record()
         budgets = self._stores.budgets
-        reserves = may_go_on and (any(self.estimate) or checks_in_commits(budgets))
+        reserves = step._may_go_on and (any(self.estimate) or checks_in_commits(budgets))
         if record is None and self._held is None and not reserves:
             return None
-        renew = partial(self._renew, record, state, fencing_token)
+        state, fencing_token = step.state, step._fencing_token
 
         def write(commit: StepCommit | None) -> None:
             self._renewed = None
-            if goes_on(commit):
-                self._renewed = renew()
+            if step._goes_on(commit):
+                may_be_stopped = step._may_be_stopped
+                self._renewed = self._renew(record, state, fencing_token, may_be_stopped=may_be_stopped)
             elif self._held is not None:
                 settle(budgets, self._held, record)
             elif record is not None:
@@ -221,6 +215,7 @@ class Spending:
         fencing_token: int | None,
         *,
         is_guarded: bool = False,
+        may_be_stopped: bool | None,
     ) -> Reservation:
         return renew(
             self._stores.budgets,
@@ -231,7 +226,27 @@ class Spending:
             self._held,
             record,
             is_guarded=is_guarded,
+            may_be_stopped=may_be_stopped,
         )
+
+    @property
+    def asks_commits(self) -> bool:
+        """True if the statement of a commit can say whether a budget may stop the next step."""
+        return (
+            self.is_capped
+            and self._held is None
+            and not any(self.estimate)
+            and not checks_in_commits(self._stores.budgets)
+        )
+
+    def check(
+        self, state: SessionState, fencing_token: int | None, *, may_be_stopped: bool
+    ) -> BudgetExceeded | None:
+        """Allow the next step, which has no estimate, after a commit, and return the error of a refusal."""
+        if may_be_stopped:
+            return self.reserve(state, NOTHING, fencing_token)
+        self.reserved = NOTHING
+        return None
 
     def _to_record(self) -> Callable[[], bool] | None:
         return self._record if len(self._entries) > self._recorded else None
@@ -281,7 +296,11 @@ class Spending:
             return None
         is_guarded = self._held is not None or any(self.estimate)
         try:
-            self._renewed = self._renew(record, state, fencing_token, is_guarded=is_guarded)
+            # The rollback has taken the last check back.
+            may_be_stopped = True if is_lost else None
+            self._renewed = self._renew(
+                record, state, fencing_token, is_guarded=is_guarded, may_be_stopped=may_be_stopped
+            )
         except FencedOutError:
             self.record()
             return None
@@ -803,7 +822,7 @@ class Turn(NotCopied, BothContexts):
         if not self._lock.is_trusted():
             self._lock.refresh()
 
-    def _step_is_over(self, progress: Progress) -> None:
+    def _step_is_over(self, progress: Progress, *, may_be_stopped: bool | None) -> None:
         write = self.session._stores.uncommitted_write()
         with self._mutex:
             before, self._progress = self._current(), progress
@@ -811,6 +830,20 @@ class Turn(NotCopied, BothContexts):
                 self._uncommitted.add(write, before)
             refusal = self._spending.settle(is_uncommitted=write is not None)
             self._stop(refusal, self._spending.estimate)
+        if may_be_stopped is not None and self._spending.reserved is None and self.is_active:
+            self._check(progress.state, may_be_stopped=may_be_stopped, is_uncommitted=write is not None)
+
+    def _check(self, state: SessionState, *, may_be_stopped: bool, is_uncommitted: bool) -> None:
+        """Stop the turn if the budgets, which a commit has not reserved, do not allow the next step."""
+        try:
+            refusal = self._spending.check(state, self.fencing_token, may_be_stopped=may_be_stopped)
+        except HelixStoreError:
+            if is_uncommitted:
+                raise
+            # The step is stored. The next one checks the budgets when it begins.
+            _logger.warning("The budgets of session %r were not checked.", self.session.id, exc_info=True)
+            return
+        self._stop(refusal, self._spending.estimate)
 
     def _commit_failed(self, step: _TurnStep, error: BaseException) -> None:
         """Take the progress from the store: the error need not mean that the step is not stored.
@@ -950,14 +983,18 @@ class _TurnStep(Step):
 
     def _before_commit(self) -> Callable[[StepCommit | None], object] | None:
         self._turn._require_lock()
+        return self._turn._spending.to_record(self)
+
+    @property
+    def _may_go_on(self) -> bool:
         # A commit that receives posts goes on, whatever its step has asked for.
         ends = self._ends_turn or not _is_open(self.state)
-        return self._turn._spending.to_record(
-            self.state,
-            self._fencing_token,
-            self._goes_on,
-            may_go_on=not self._asked and (self._receives or not ends),
-        )
+        return not self._asked and (self._receives or not ends)
+
+    @property
+    def _may_be_stopped(self) -> bool | None:
+        """Whether a budget may stop the next step, if the commit has found it out."""
+        return None if self._write is None else self._write.may_be_stopped
 
     def _to_write(
         self,
@@ -965,8 +1002,11 @@ class _TurnStep(Step):
         record: Callable[[StepCommit | None], object] | None,
         opened: Sequence[str],
     ) -> StepWrite:
-        self._write = super()._to_write(state, record, opened)
-        return self._write
+        write = self._write = super()._to_write(state, record, opened)
+        spending = self._turn._spending
+        if spending.is_capped:
+            write.is_capped = spending.asks_commits and self._may_go_on
+        return write
 
     def _goes_on(self, commit: StepCommit | None) -> bool:
         """Return whether the turn is active after the commit of this step."""
@@ -978,7 +1018,8 @@ class _TurnStep(Step):
 
     def _after(self, state: SessionState) -> None:
         was_ended = self._ends_turn and not self.received
-        self._turn._step_is_over(Progress(state, bool(self._asked), was_ended))
+        progress = Progress(state, bool(self._asked), was_ended)
+        self._turn._step_is_over(progress, may_be_stopped=self._may_be_stopped)
 
     def _give_up(self, error: BaseException) -> None:
         super()._give_up(error)

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from helix_store.exceptions import BudgetExceeded
 from helix_store.models import BudgetCounter, Session, UsageEntry
@@ -95,6 +95,36 @@ def test_an_estimate_is_checked_again_if_others_come_before_it_is_held(
         assert is_checked
         assert caught.value.spent + caught.value.held == Decimal("0.75")
     store.locks.force_release(other.id)
+
+
+def test_a_step_is_stored_although_the_check_after_it_fails(
+    postgres_db: CommittedDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(postgres_db.alias, tenant=postgres_db.tenant)
+    store.budgets.set_budget("cap", scope="tenant", limit_usd=1)
+    session = store.new_session("session", agent_type="agent")
+    failed: list[str] = []
+
+    def fail_once(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        if "moment AS" in sql and not failed:
+            failed.append(sql)
+            raise OperationalError("planned")
+        return execute(sql, parameters, many, context)
+
+    with session.turn() as turn:
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "hello"})
+            store.usage.record_entry(custom("session", cost_usd="1"))
+            postgres_db.connection.execute_wrappers.append(fail_once)
+        postgres_db.connection.execute_wrappers.remove(fail_once)
+        assert len(failed) == 1
+        assert step.commit is not None
+        assert "were not checked" in caplog.text
+        # The next step checks the budgets itself.
+        assert turn.is_active
+        with pytest.raises(BudgetExceeded), turn.step():
+            pytest.fail("the step began")
+    assert session.load().step_count == 1
 
 
 def test_a_new_budget_counts_what_an_open_transaction_has_recorded(postgres_db: CommittedDatabase) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from django.db import connections, transaction
 from django.test.utils import override_settings
 
 from helix_store.core.types import StepInfo
+from helix_store.handles import Turn
 from helix_store.models import Checkpoint
 from helix_store.sessions import statements as step_sql
 from helix_store.sessions.state import WRITTEN_COLUMNS
 from helix_store.sessions.statements import MAX_SINGLE_MESSAGES
-from helix_store.stores import DatabaseStateStore
+from helix_store.stores import DatabaseStateStore, Store
+from helix_store.testing.usage.base import tokens
 from tests.cells import for_each
 from tests.database.test_statements import messages, sent_by
 from tests.databases import CommittedDatabase
@@ -85,6 +88,31 @@ def test_a_step_with_staged_changes_is_two_statements(
     assert loaded.custom_state == {"n": list(range(staged))}
     sent += [len(statements(step(number))) for number in (3, 4)]
     assert sent == [1, 2, 2, 2, 1], "a step after one with staged changes reads what is staged first"
+
+
+@for_each("spends", [False, True])
+@for_each("is_reached", [False, True])
+def test_the_statement_of_a_commit_looks_at_the_budgets(
+    store: DatabaseStateStore, statements: Any, spends: bool, is_reached: bool
+) -> None:
+    both = Store(store.alias, tenant=store.tenant)
+    both.budgets.set_budget("cap", scope="tenant", limit_usd=10)
+    session = both.new_session("s", agent_type="t")
+
+    def take_a_step(turn: Turn) -> None:
+        if spends:
+            turn.tokens(model="no-such-model", prompt=1, cost_usd=1)
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "hello"})
+
+    with session.turn() as turn:
+        take_a_step(turn)
+        if is_reached:
+            both.usage.record_entry(tokens("s", id="entry", total=1, cost_usd=Decimal(10)))
+        sent = statements(lambda: take_a_step(turn))
+        # They load and store the step, record its usage and, if a limit was reached, read the budgets.
+        assert len(sent) == 2 + spends + is_reached, sent
+        assert turn.is_active is not is_reached
 
 
 def test_other_hot_calls_are_one(store: DatabaseStateStore, statements: Any) -> None:

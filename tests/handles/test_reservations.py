@@ -12,6 +12,7 @@ from helix_store import ConflictError, InMemoryStore, Store
 from helix_store.core.usage import cost_units
 from helix_store.models import BudgetCounter, Run
 from helix_store.stores import SessionHandle
+from helix_store.testing.usage.base import tokens
 from tests.cells import for_each
 from tests.databases import ALIASES, CommittedDatabase
 
@@ -120,6 +121,17 @@ def test_a_rollback_before_a_usage_entry_reserves_again(store: AnyStore, session
             raise Interruption
         turn.tokens(model="no-such-model", prompt=1, cost_usd=1)
         assert standing(store) == (1, 1)
+
+
+def test_after_a_rollback_the_budgets_are_checked_again(store: AnyStore, session: SessionHandle) -> None:
+    with session.turn() as turn:
+        with pytest.raises(Interruption), store.transaction():
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "hello"})
+            raise Interruption
+        store.usage.record_entry(tokens("session", total=1, cost_usd=Decimal(10)))
+        assert not turn.is_active
+        assert turn.stopped_by is not None
 
 
 def test_a_rollback_takes_back_a_refusal_that_it_caused(store: AnyStore, session: SessionHandle) -> None:

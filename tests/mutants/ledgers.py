@@ -264,8 +264,8 @@ LEDGERS: Final = (
     Mutant(
         "budget",
         "stores/turn.py",
-        "is_guarded=is_guarded)\n        except",
-        "is_guarded=False)\n        except",
+        "is_guarded=is_guarded, may_be_stopped=may_be_stopped\n            )\n        except",
+        "is_guarded=False, may_be_stopped=may_be_stopped\n            )\n        except",
         _CAPS,
     ),
     Mutant("budget", _BUDGET_SQL, "l.tenant = holder.tenant AND ", "", _CAPS),

@@ -50,6 +50,19 @@ def _opening(world: World) -> Callable[[], object]:
     return call
 
 
+def _commit(world: World) -> Callable[[], object]:
+    store = Store(world.database.alias, tenant=world.budgets.tenant)
+
+    def call() -> None:
+        session = store.new_session("committed", agent_type="agent", user_id="capped-7")
+        with session.turn() as turn:
+            for _ in range(2):
+                with turn.step() as step:
+                    step.say({"role": "assistant", "content": "hello"})
+
+    return call
+
+
 _OF_THE_TENANT: Final = 320
 """Most tenants have one budget, so PostgreSQL may take any index that begins with the tenant."""
 
@@ -58,6 +71,7 @@ _CALLS: Final[dict[str, Callable[[World], Callable[[], object]]]] = {
     "get_budget": _of_budgets("get_budget", "budget-7"),
     "check of budgets": lambda world: partial(reserve, world.budgets, _SPENDER, "session-7", 1, Amounts()),
     "opening of a step with budgets": _opening,
+    "commits of steps with budgets": _commit,
     "lock of counters": _lock_of_counters,
     "hold of an estimate": _hold,
     "change of counters": _change_of_counters,

@@ -276,6 +276,62 @@ class BudgetTurnContract(BudgetTests):
         assert (run.status, run.completion_reason) == (RunStatus.INTERRUPTED, "budget:cap")
         assert (session.load().status, session.load().version) == (SessionStatus.ACTIVE, version)
 
+    @table("spends", ["nothing", "a tool", "tokens"])
+    @table("others", ["spend", "hold"])
+    @table("form", ["plain", "staged", "with a post", "with an operation id"])
+    def test_a_commit_stops_the_turn_if_others_have_used_the_budget_up(
+        self, capped: Any, session: Any, form: str, others: str, spends: str
+    ) -> None:
+        other = capped.new_session("other", agent_type="writer")
+        holding = other.turn(ttl=timedelta(hours=1))
+        with session.turn() as turn:
+            if spends == "a tool":
+                turn.tool("search", True, 1)
+            elif spends == "tokens":
+                turn.tokens(model="no-such-model", prompt=3, cost_usd="0.07")
+            operation_id = "operation" if form.endswith("id") else None
+            with turn.step(operation_id=operation_id) as step:
+                step.say({"role": "assistant", "content": "hello"})
+                if form == "staged":
+                    step.stage("call", merge_changes={"n": 1})
+                elif form == "with a post":
+                    session.post({"role": "user", "content": "one more"})
+                if others == "spend":
+                    capped.usage.record_entry(spent("other", usd="10"))
+                else:
+                    holding.__enter__().step(estimate_usd=10).__enter__()
+            assert not turn.is_active
+            assert turn.stopped_by.name == "cap"
+            with pytest.raises(BudgetExceeded):
+                turn.step()
+        run = capped.sessions.list_runs(session.id)[0]
+        assert (run.status, run.completion_reason) == (RunStatus.INTERRUPTED, "budget:cap")
+        assert session.load().step_count == 1
+        capped.locks.force_release("other")
+
+    def test_a_commit_looks_at_no_budget_of_others(self, store: Any, session: Any) -> None:
+        for scope, value in (("tree", "other"), ("user", "bob"), ("agent_type", "reader")):
+            store.budgets.set_budget(f"a {scope}", scope=scope, value=value, limit_usd=1)
+        store.budgets.set_budget("cap", scope="tenant", limit_usd=10)
+        store.new_session("other", agent_type="reader", user_id="bob")
+        with session.turn() as turn:
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "hello"})
+                store.usage.record_entry(spent("other", usd="5"))
+            assert turn.is_active
+
+    def test_an_answer_that_was_paid_for_is_stored(self, capped: Any, session: Any) -> None:
+        with session.turn() as turn:
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "hello"})
+            assert turn.is_active
+            # The model answers meanwhile.
+            capped.usage.record_entry(spent(usd="10"))
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "hello again"})
+            assert not turn.is_active
+        assert session.load().message_count == 2
+
     @table("estimates", [{}, {"estimate_usd": 1}])
     def test_a_turn_that_is_refused_at_its_start_leaves_posts_waiting(
         self, capped: Any, session: Any, estimates: dict[str, Any]
