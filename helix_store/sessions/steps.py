@@ -741,6 +741,9 @@ def _read_claims(
     may_be_stopped: RawSQL | Value = Value(None, BooleanField())
     if step.is_capped and db.is_postgresql and _keeps_spender(head, step):
         may_be_stopped = RawSQL(MAY_BE_STOPPED, ())  # noqa: S611  our own
+    elif step.is_capped:
+        # The budgets of another user may.
+        may_be_stopped = Value(True, BooleanField())
     (
         run_exists,
         has_due_posts,

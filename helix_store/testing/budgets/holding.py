@@ -309,6 +309,21 @@ class BudgetTurnContract(BudgetTests):
         assert session.load().step_count == 1
         capped.locks.force_release("other")
 
+    @table("operation_id", [None, "operation"])
+    def test_a_commit_that_changes_the_user_looks_at_the_budgets_of_the_new_one(
+        self, store: Any, session: Any, operation_id: str | None
+    ) -> None:
+        store.new_session("other", agent_type="writer", user_id="bob")
+        store.budgets.set_budget("cap", scope="user", limit_usd=10)
+        store.usage.record_entry(spent("other", usd="10"))
+        with session.turn() as turn:
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "hello"})
+            assert turn.is_active
+            with turn.step(operation_id=operation_id) as step:
+                step.state.user_id = "bob"
+            assert not turn.is_active
+
     def test_a_commit_looks_at_no_budget_of_others(self, store: Any, session: Any) -> None:
         for scope, value in (("tree", "other"), ("user", "bob"), ("agent_type", "reader")):
             store.budgets.set_budget(f"a {scope}", scope=scope, value=value, limit_usd=1)
