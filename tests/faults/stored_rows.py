@@ -109,6 +109,8 @@ _MASKS: Final[list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]
     (re.compile(r"(?<='openai-agents\.chat\.main\.)\d+"), "K"),
     # The call that staged a change, in the mark that it was promoted or discarded.
     (re.compile(r"(?<='operation_id': ')[\w-]{12}(?=', 'digest': '')"), "C"),
+    # The token of a claim grows by a random number.
+    (re.compile(r"(?<='claim_token': )\d+"), "N"),
     # An acquisition whose reply was lost begins another term in its place.
     (re.compile(r"(<Lock '[^']*' token |'owner': '[^']*', 'token': |'fencing_token': )\d+"), r"\1N"),
 ]
