@@ -33,6 +33,7 @@ _MASKS: Final = (
     (re.compile(r'(?<="counted_from":")\d{4}[-\d]+'), "period"),
     (re.compile(r"(?<=-t)1[6-9]\d{11}-[0-9a-f]{6}"), "id"),
     (re.compile(r"\b1[6-9]\d{11}\b"), "milliseconds"),
+    (re.compile(r'(?<="claim_token":)\d+'), "random number"),
     (re.compile(r"\b[0-9a-f]{64}\b"), "sha256"),
     (re.compile(r"\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"), "id"),
     (re.compile(r"[A-Za-z0-9+/]{80,}=*"), "long text"),
