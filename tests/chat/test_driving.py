@@ -716,6 +716,45 @@ _SHAPES: dict[str, tuple[Callable[[Any], object], list[dict[str, Any]], list[str
         ],
         ["assistant:  look(m-call-1) look(m-call-2)", "tool: one", "tool: two"],
         ["tool-look m-call-1 one", "tool-look m-call-2 two"],
+        False,
+    ),
+    "calls of Gemini that were streamed with ids": (
+        lambda out: [
+            *(out.tool_call(f"k{n}", "look", {"a": n}) for n in (1, 2)),
+            out.tool_result("k1", {"n": 1}),
+        ],
+        [
+            {
+                "role": "model",
+                "parts": [{"functionCall": {"name": "look", "args": {"a": n}}} for n in (1, 2)],
+            },
+            *(
+                {"role": "user", "parts": [{"functionResponse": {"name": "look", "response": {"n": n}}}]}
+                for n in (1, 2)
+            ),
+        ],
+        ["assistant:  look(k1) look(k2)", 'tool: {"n": 1}', 'tool: {"n": 2}'],
+        ["tool-look k1 {'n': 1}", "tool-look k2 {'n': 2}"],
+        False,
+    ),
+    "a call that is said after the result of another one": (
+        lambda out: [out.tool_call("k", "look", {"a": 1}), out.tool_result("k", "found")],
+        [
+            {"role": "assistant", "content": "", "tool_calls": [_call(), _call("z")]},
+            {"role": "tool", "tool_call_id": "k", "content": "found"},
+        ],
+        ["assistant:  look(k) look(z)", "tool: found"],
+        ["tool-look k found", "tool-look z"],
+        False,
+    ),
+    "a call that was streamed in another message": (
+        lambda out: out.tool_call("k", "look", {"a": 1}),
+        [
+            {"role": "assistant", "content": "First."},
+            {"role": "assistant", "content": "", "tool_calls": [_call()]},
+        ],
+        ["assistant: First.", "assistant:  look(k)"],
+        ["text First.", "tool-look k"],
         True,
     ),
 }
@@ -910,6 +949,47 @@ def test_a_call_that_a_step_asks_about_is_added_to_a_message_of_any_shape(chatti
                 ((_, chunks),) = _steps(site)
                 _require_that_clients_hold([said], chunks)
                 assert not chunks[-1]["snapshot"]
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "not streamed"])
+async def test_calls_without_ids_are_those_that_a_step_asks_about(chatting: Make, streams: bool) -> None:
+    """They are shown once, and their results and decisions belong to them."""
+
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            if turn.results:
+                step.say({"role": "user", "parts": results}, {"role": "model", "parts": [{"text": "Paid."}]})
+                step.end_turn()
+                return
+            step.say({"role": "model", "parts": [{"text": "I pay."}, *calls]})
+            for n in (1, 2):
+                if streams:
+                    out.tool_call(f"k{n}", "pay", {"a": n})
+                step.ask_approval(f"k{n}", "pay", {"a": n})
+
+    calls = [{"functionCall": {"name": "pay", "args": {"a": n}}} for n in (1, 2)]
+    results = [{"functionResponse": {"name": "pay", "response": {"paid": n}}} for n in (1, 2)]
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    await sync_to_async(site.drive)("t")
+    asked = await site.json("GET", "threads/t/")
+    for number, call in enumerate(asked["calls"]):
+        given = {"approved": number == 0, "digest": call["digest"]}
+        await site.json("POST", f"threads/t/calls/{call['id']}/", given)
+    await sync_to_async(site.drive)("t")
+    (_, shown) = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+    parts = [part for part in shown["parts"] if "toolCallId" in part]
+    told = [
+        (part["toolCallId"], part["state"], part.get("output"), part["approval"]["approved"])
+        for part in parts
+    ]
+    assert told == [("k1", "output-available", {"paid": 1}, True), ("k2", "output-denied", None, False)]
+    messages = (await site.json("GET", "threads/t/"))["messages"]
+    made = [call["id"] for message in messages for call in message.get("toolCalls", ())]
+    answered = [message["toolCallId"] for message in messages if message["role"] == "tool"]
+    assert made == answered == ["k1", "k2"]
+    chunks = await sync_to_async(_chunks)(site)
+    assert [chunk["c"] for chunk in chunks if chunk["type"] in ("input", "result")] == [*made, *made]
 
 
 @pytest.mark.parametrize("way", ["asks", "approves"])

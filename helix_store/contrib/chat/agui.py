@@ -221,6 +221,7 @@ class Events:
         self._state: str | None = None
         self._known: set[str] = set()
         self._open: dict[str, _Open] = {}
+        self._ended: set[str] = set()
         self._step: str | None = None
         self._agents: dict[str, Mapping[str, Any]] = {}
         self._ended_agents: set[str] = set()
@@ -426,6 +427,9 @@ class Events:
             yield self._event("CUSTOM", name=chunk["name"], value=chunk["value"], **owner)
         elif kind == "result":
             yield from self._result(chunk)
+        elif message_id in self._ended:
+            # The client refuses to begin a message anew: what a step adds to it follows as a snapshot.
+            self._must_show = True
         elif kind in ("text", "reasoning", "input", "call"):
             opened = self._opened(message_id, chunk.get("a"))
             if kind == "reasoning":
@@ -567,6 +571,7 @@ class Events:
 
     def _message_ended(self, message_id: str) -> Iterator[Event]:
         opened = self._open.pop(message_id)
+        self._ended.add(message_id)
         yield from self._reasoning_ended(opened)
         for call_id in list(opened.calls):
             yield from self._call_ended(opened, call_id)

@@ -31,10 +31,12 @@ from helix_store import (
 from helix_store.contrib.chat.stored import (
     ADDED,
     OWN,
+    Entry,
     Piece,
     as_text,
     entries,
     entries_of,
+    id_of_call,
     is_of_agent,
     is_plain,
     own_id,
@@ -42,6 +44,7 @@ from helix_store.contrib.chat.stored import (
     role_of,
     usual_pieces,
 )
+from helix_store.contrib.chat.threads import messages_of_thread
 from helix_store.core.payloads import copy_json, encode
 from helix_store.engine.async_twins import async_twin
 from helix_store.stores.step import may_wait_here
@@ -474,7 +477,7 @@ class Writer:
 
         What was not streamed is put in the buffer. A call that the step asks about and that no message of the
         answer makes is added to the step's last message, or to a message of its own: a client must be able to
-        show what it is asked.
+        show what it is asked. A message's call without an id makes it if it has the same name and input.
         """
         self.raise_error()
         others = _without_calls_of(asked, messages)
@@ -482,13 +485,16 @@ class Writer:
         with self._lock:
             stored, is_shown = [], True
             for message in messages:
-                kept, is_same = self._match(message, results)
+                kept, is_same = self._match(
+                    message, stored, asked=_without_calls_of(new, stored), results=results
+                )
                 stored.append(kept)
                 is_shown = is_shown and is_same
+            others, new = (_without_calls_of(calls, stored) for calls in (others, new))
             asking = next((each for each in reversed(stored) if role_of(each) == "assistant"), None)
             if asking is None and new:
                 asking, is_same = self._match_answer(
-                    {"role": "assistant", "content": ""}, {"step": self.step_number, ADDED: True}
+                    {"role": "assistant", "content": ""}, {"step": self.step_number, ADDED: True}, asked={}
                 )
                 stored.append(asking)
                 is_shown = is_shown and is_same
@@ -503,35 +509,51 @@ class Writer:
         return stored, is_shown
 
     def _stored_answer(self) -> Sequence[Mapping[str, Any]]:
-        """Return the messages of the earlier steps of the answer, newest first."""
+        """Return the messages of the earlier steps of the answer, oldest first."""
         last = _LOOK_BACK
         while True:
-            history = self._store.session(self._session_id).messages(last=last)
+            history = messages_of_thread(self._store, self._session_id, last)
             answer = list(takewhile(is_of_agent, reversed(history)))
             if len(answer) < len(history) or len(history) < last:
-                return answer
+                return answer[::-1]
             last *= 10
 
     def _match(
-        self, message: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]
+        self,
+        message: Mapping[str, Any],
+        before: Sequence[Mapping[str, Any]],
+        *,
+        asked: Mapping[str, Mapping[str, Any]],
+        results: Mapping[str, Mapping[str, Any]],
     ) -> tuple[dict[str, Any], bool]:
+        """Match a message of the step, which comes after those ``before`` it."""
         own: dict[str, Any] = {"step": self.step_number}
         if role_of(message) == "assistant":
-            kept, is_shown = self._match_answer(message, own)
+            kept, is_shown = self._match_answer(message, own, asked=asked)
         else:
             kept = {**message, "id": own_id(message) or new_id(), OWN: own}
             # What others say is rare in a step: readers load it.
             is_shown = all(entry.role == "tool" for entry in entries_of(kept, 0))
-        return kept, self._match_results(kept, results) and is_shown
+        return kept, self._match_results(kept, before, results) and is_shown
 
-    def _match_results(self, kept: dict[str, Any], results: Mapping[str, Mapping[str, Any]]) -> bool:
+    def _match_results(
+        self,
+        kept: dict[str, Any],
+        before: Sequence[Mapping[str, Any]],
+        results: Mapping[str, Mapping[str, Any]],
+    ) -> bool:
         """Match the results in a message, and return whether the stream shows them as they are."""
         own = kept[OWN]
-        found = [entry for entry in entries_of(kept, 0) if entry.role == "tool"]
+        found = _results_in(entries_of(kept, 0))
+        if any(not entry.call_id for entry in found):
+            read = _results_in(entries([*self._stored_answer(), *before, kept]))
+            if any(results_of := [entry.call_id for entry in read[-len(found) :]]):
+                own["results_of"] = results_of
+                found = _results_in(entries_of(kept, 0))
         streamed = [self._streamed_result(entry.call_id) for entry in found]
         if found and found[0].id == kept["id"] and streamed[0] is not None:
             kept["id"] = streamed[0].id
-        usual = [entry.id for entry in entries_of(kept, 0) if entry.role == "tool"]
+        usual = [entry.id for entry in _results_in(entries_of(kept, 0))]
         ids = [each if said is None else said.id for each, said in zip(usual, streamed, strict=True)]
         if ids != usual:
             own["results"] = ids
@@ -564,17 +586,21 @@ class Writer:
                 return said
         return None
 
-    def _match_answer(self, message: Mapping[str, Any], own: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    def _match_answer(
+        self, message: Mapping[str, Any], own: dict[str, Any], *, asked: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], bool]:
         said = next((said for said in self._said if said.role == "assistant" and not said.is_matched), None)
         if said is None:
             said = _Said(own_id(message) or new_id())
         said.is_matched = True
         kept = {**message, "id": said.id, OWN: own}
+        if ids := _ids_of_calls(usual_pieces(kept, said.id), said, asked):
+            own["calls"] = ids
         usual = usual_pieces(kept, said.id)
         is_silent = all(part["type"] not in _ANSWER for part in said.parts)
         files = {part["url"] for part in said.parts if part["type"] == "file"}
         for piece in usual:
-            if piece.kind == "call" and said.call(piece.id) is None:
+            if piece.kind == "call" and said.call(piece.id) is None and not self._has_streamed(piece.id):
                 self._stream_call(said.id, piece.id, piece.name, piece.text)
                 said.parts.append({"type": "call", "id": piece.id, "name": piece.name, "text": piece.text})
             elif is_silent and piece.kind in _WORDS:
@@ -590,6 +616,9 @@ class Writer:
         answer, *_ = entries_of(kept, 0)
         return kept, streamed == [_key_of_piece(piece) for piece in answer.pieces]
 
+    def _has_streamed(self, call_id: str) -> bool:
+        return any(said.call(call_id) is not None for said in self._said)
+
     def _stream_call(self, message_id: str, call_id: str, name: str, arguments: str) -> None:
         self.add({"type": "input", "m": message_id, "c": call_id, "name": name, "d": arguments})
         self.add({"type": "call", "m": message_id, "c": call_id})
@@ -603,8 +632,7 @@ class Writer:
         own["parts"].append(
             {"type": "call", "id": call_id, "name": call["tool_name"], "arguments": arguments}
         )
-        said = next((said for said in self._said if said.id == message["id"]), None)
-        if said is None or said.call(call_id) is None:
+        if not self._has_streamed(call_id):
             self._stream_call(message["id"], call_id, call["tool_name"], arguments)
 
 
@@ -627,8 +655,38 @@ def decision_of(answer: Mapping[str, Any]) -> dict[str, Any]:
 def _without_calls_of(
     asked: Mapping[str, Mapping[str, Any]], messages: Iterable[Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
+    if not asked:
+        return {}
     made = {call.id for each in entries(messages) for call in each.calls}
     return {call_id: call for call_id, call in asked.items() if call_id not in made}
+
+
+def _results_in(found: Iterable[Entry]) -> list[Entry]:
+    return [entry for entry in found if entry.role == "tool"]
+
+
+def _ids_of_calls(usual: Iterable[Piece], said: _Said, asked: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the ids of a message's calls; none if they are the usual ones.
+
+    A call without an id of its own has that of the first call with its name and input that the message has
+    streamed, or else that its step asks about.
+    """
+    calls = [piece for piece in usual if piece.kind == "call"]
+    known = {part["id"]: (part["name"], part["text"]) for part in said.parts if part["type"] == "call"}
+    for call_id, call in asked.items():
+        known.setdefault(call_id, (call["tool_name"], json.dumps(call.get("input"))))
+    ids = [call.id for call in calls]
+    for number, call in enumerate(calls, 1):
+        if call.id == id_of_call(said.id, number):
+            ids[number - 1] = next(
+                (
+                    call_id
+                    for call_id, (name, text) in known.items()
+                    if call_id not in ids and name == call.name and _is_same_json(text, call.text)
+                ),
+                call.id,
+            )
+    return [] if ids == [call.id for call in calls] else ids
 
 
 # --- What is stored of what was streamed -----------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 A stored message has the chat-completions shape, or another one that `core.transcript` reads. Beside it, a
 message has an ``id``, ``reasoning`` if the agent streamed any, and ``chat``: the number of the step that said
-it (``step``), the order of its parts if it is not the usual one (``parts``), the ids of its results if it has
-others than the usual ones (``results``), the decision of an approval that a tool's result belongs to
+it (``step``), the order of its parts if it is not the usual one (``parts``), the ids of its calls and of its
+results if it has others than the usual ones (``calls``, ``results``), the ids of the calls of its results if
+these do not name them (``results_of``), the decision of an approval that a tool's result belongs to
 (``approval``, or ``approvals`` by call if it has several results), the tokens (``usage``), the ids of calls
 that its step asks about and has not made (``asks``), true if the chat has added it because the step has said
 nothing (``added``), and for a user's message what the client sent with it (``client``) and the metadata of
@@ -33,6 +34,7 @@ __all__ = [
     "entries",
     "entries_of",
     "id_at",
+    "id_of_call",
     "id_of_post",
     "is_added",
     "is_data",
@@ -278,21 +280,23 @@ def _results(
     has_id: bool,
 ) -> list[Entry]:
     """Return the results in a message. If they are all of it (``has_id``), the first one has its id."""
-    given, approvals, error = own.get("results", ()), own.get("approvals", {}), message.get("error")
+    ids, calls = (dict(enumerate(own.get(key, ()))) for key in ("results", "results_of"))
+    approvals, error = own.get("approvals", {}), message.get("error")
     found = []
     for index, part in enumerate(results):
         usual = message_id if has_id and index == 0 else f"{message_id}-result-{index}"
+        call_id = part.call_id or calls.get(index, "")
         failure = error if isinstance(error, str) else part.text if part.is_error else None
         found.append(
             Entry(
-                id=given[index] if index < len(given) else usual,
+                id=ids.get(index, usual),
                 role="tool",
                 content=part.text,
-                call_id=part.call_id or "",
+                call_id=call_id,
                 name=part.name,
                 error=failure,
                 step=own.get("step"),
-                approval=approvals.get(part.call_id, own.get("approval")),
+                approval=approvals.get(call_id, own.get("approval")),
             )
         )
     return found
@@ -387,49 +391,54 @@ _SIMPLE: Final = frozenset({"role", "content", "tool_calls", "id", "reasoning", 
 
 def usual_pieces(message: Mapping[str, Any], message_id: str) -> list[Piece]:
     """Return what an assistant's message says itself, in the order in which it says it."""
-    if not is_plain(message):
-        return _of_any_shape(message, message_id)
-    pieces = []
-    if reasoning := message.get("reasoning"):
-        pieces.append(Piece(kind="reasoning", text=reasoning))
-    if content := message.get("content"):
-        pieces.append(Piece(kind="text", text=content))
-    for number, call in enumerate(message.get("tool_calls") or (), 1):
-        if isinstance(call, Mapping):
-            pieces.append(_call(call, _id_of_call(message_id, number)))
+    own = message.get(OWN)
+    given = dict(enumerate(own.get("calls", ()), 1)) if isinstance(own, Mapping) else {}
+    pieces: list[Piece] = []
+    number = 0
+    for piece in _plain(message) if is_plain(message) else _of_any_shape(message):
+        if piece.kind == "call":
+            number += 1
+            if not piece.id:
+                piece = replace(piece, id=given.get(number) or id_of_call(message_id, number))
+        pieces.append(piece)
     return pieces
 
 
-def _id_of_call(message_id: str, number: int) -> str:
-    """Return the id of a call that has none of its own."""
+def id_of_call(message_id: str, number: int) -> str:
+    """Return the usual id of a message's call that has none of its own."""
     return f"{message_id}-call-{number}"
 
 
-def _call(call: Mapping[str, Any], usual_id: str) -> Piece:
+def _plain(message: Mapping[str, Any]) -> Iterator[Piece]:
+    if reasoning := message.get("reasoning"):
+        yield Piece(kind="reasoning", text=reasoning)
+    if content := message.get("content"):
+        yield Piece(kind="text", text=content)
+    for call in message.get("tool_calls") or ():
+        if isinstance(call, Mapping):
+            yield _call(call)
+
+
+def _call(call: Mapping[str, Any]) -> Piece:
     """Return the piece of an entry of ``tool_calls``."""
     function = call.get("function")
     inner = function if isinstance(function, Mapping) else call
     arguments: Any = next((inner[key] for key in ("arguments", "input", "args") if key in inner), {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    own = str(call.get("id") or usual_id)
+    own = str(call.get("id") or "")
     return Piece(kind="call", id=own, name=str(inner.get("name", "")), text=text or "{}")
 
 
-def _of_any_shape(message: Mapping[str, Any], message_id: str) -> list[Piece]:
-    pieces = []
-    calls = 0
+def _of_any_shape(message: Mapping[str, Any]) -> Iterator[Piece]:
     for part in _parts({**message, "role": "assistant"}):
         if part.kind == "text" and part.text:
-            pieces.append(Piece(kind="text", text=part.text))
+            yield Piece(kind="text", text=part.text)
         elif part.kind == "thinking":
-            pieces.append(Piece(kind="reasoning", text=part.text))
+            yield Piece(kind="reasoning", text=part.text)
         elif part.kind == "call":
-            calls += 1
-            call_id = part.call_id or _id_of_call(message_id, calls)
-            pieces.append(Piece(kind="call", id=call_id, name=part.name, text=part.text or "{}"))
+            yield Piece(kind="call", id=part.call_id or "", name=part.name, text=part.text or "{}")
         elif (url := _url(part)) is not None:
-            pieces.append(Piece(kind="file", text=url, name=part.name))
-    return pieces
+            yield Piece(kind="file", text=url, name=part.name)
 
 
 def _in_order(usual: Sequence[Piece], parts: Iterable[Mapping[str, Any]]) -> list[Piece]:

@@ -65,6 +65,7 @@ __all__ = [
     "is_known",
     "load_thread",
     "look_at",
+    "messages_of_thread",
     "newest_chunk",
     "newest_client",
     "open_answers",
@@ -195,7 +196,7 @@ def _with_id(post: Post) -> Post:
     return replace(post, message={**post.message, "id": id_of_post(post.post_id)})
 
 
-def _messages(store: Store, session_id: str, last: int | None = None) -> list[Message]:
+def messages_of_thread(store: Store, session_id: str, last: int | None = None) -> list[Message]:
     """Return the history, or its ``last`` messages, with the ids that clients see.
 
     A message without an id of its own keeps the one that it had as a post, or is named by its index.
@@ -244,7 +245,7 @@ def load_thread(store: Store, session_id: str, *, standing: Standing | None = No
         arrived = _arrived(store, state, posts, run, unanswered)
         standing = _standing(store, state, run, arrived, unanswered)
     # Last, so that the messages are never older than what the standing was decided on.
-    messages = _messages(store, session_id)
+    messages = messages_of_thread(store, session_id)
     return Thread(
         state=state,
         messages=messages,
@@ -451,7 +452,7 @@ def _found(store: Store, session_id: str, message_id: str) -> tuple[Post | None,
     if post is not None:
         return post, post.message
     # Read after the posts: a message that is received in between is found.
-    messages = _messages(store, session_id)
+    messages = messages_of_thread(store, session_id)
     return None, next((message for message in reversed(messages) if message["id"] == message_id), None)
 
 
@@ -550,7 +551,7 @@ def _newest_of_user(store: Store, session_id: str) -> Message:
     """Return the newest message of a user that the thread has received; empty if there is none."""
     last = _LOOK_BACK_FOR_USER
     while True:
-        messages = _messages(store, session_id, last)
+        messages = messages_of_thread(store, session_id, last)
         message = _last_of_user(messages)
         if message is not None or len(messages) < last:
             return message or {}
@@ -668,7 +669,7 @@ def rewind_and_post(
                 return str(before)
 
     def found(*, is_locked: bool) -> tuple[Sequence[Message], int | None]:
-        messages = _messages(store, session_id)
+        messages = messages_of_thread(store, session_id)
         return messages, _index_of(store, session_id, messages, before, content, is_locked=is_locked)
 
     def joined() -> str:
