@@ -752,9 +752,23 @@ _SHAPES: dict[str, tuple[Callable[[Any], object], list[dict[str, Any]], list[str
         [
             {"role": "assistant", "content": "First."},
             {"role": "assistant", "content": "", "tool_calls": [_call()]},
+            {"role": "tool", "tool_call_id": "k", "content": "found"},
         ],
-        ["assistant: First.", "assistant:  look(k)"],
-        ["text First.", "tool-look k"],
+        ["assistant: First.", "assistant:  look(k)", "tool: found"],
+        ["text First.", "tool-look k found"],
+        True,
+    ),
+    "results that were streamed in another order": (
+        lambda out: [
+            *(out.tool_call(each, "look", {"a": 1}) for each in "ab"),
+            *(out.tool_result(each, each) for each in "ba"),
+        ],
+        [
+            {"role": "assistant", "content": "", "tool_calls": [_call("a"), _call("b")]},
+            *({"role": "tool", "tool_call_id": each, "content": each} for each in "ab"),
+        ],
+        ["assistant:  look(a) look(b)", "tool: a", "tool: b"],
+        ["tool-look a a", "tool-look b b"],
         True,
     ),
 }

@@ -503,6 +503,10 @@ class Writer:
                 for call_id, call in new.items():
                     self._add_call(asking, call_id, call)
             is_shown = is_shown and all(said.is_matched for said in self._said)
+            # Clients hold results in the order in which they were streamed.
+            streamed = [said.id for said in self._said if said.role == "tool"]
+            ids = [entry.id for entry in _results_in(entries(stored))]
+            is_shown = is_shown and ids[: len(streamed)] == streamed
             own = [message for message in stored if role_of(message) == "assistant"]
             if own and usage:
                 own[-1][OWN]["usage"] = list(usage)
