@@ -938,6 +938,21 @@ def test_a_large_error_is_told_in_short(chatting: Make, has_failed: bool) -> Non
     assert chunks[-1]["type"] == "end"
 
 
+def test_a_turn_with_too_much_usage_for_the_stream_ends_in_it(chatting: Make) -> None:
+    def answer(turn: Any, out: Any) -> None:
+        _finish(turn, out)
+        for number in range(100):
+            turn.tokens(model=f"model-{number}", prompt=1)
+
+    site = chatting(answer=answer)
+    _begun(site)
+    with override_settings(HELIX_STORE={"LIMITS": {"max_chunk_bytes": 2_000}}):
+        site.drive("t")
+    end = _chunks(site)[-1]
+    assert (end["type"], end["status"]) == ("end", "done")
+    assert "usage" not in end
+
+
 def test_a_call_that_a_step_asks_about_is_added_to_a_message_of_any_shape(chatting: Make) -> None:
     def answer(turn: Any, out: Any) -> None:
         out.text("Hi there")

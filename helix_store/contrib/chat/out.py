@@ -265,7 +265,8 @@ class Writer:
     def _fitting(self, chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Split the chunks that are too large for the stream.
 
-        A chunk without text cannot be split. It is left out, and readers load the step.
+        A chunk without text cannot be split. It is left out, and readers load the step. The end of a turn,
+        for which readers wait, is written without its usage.
         """
         limit = self._store.limits.max_chunk_bytes - _ROOM
         fitting: list[dict[str, Any]] = []
@@ -273,6 +274,8 @@ class Writer:
             parts = list(_split(chunk, limit))
             if not parts and chunk["type"] == "commit":
                 parts = [_without_details(chunk, limit), {"type": "run", "run": self._run_id}]
+            elif not parts and chunk["type"] == "end":
+                parts = [{key: value for key, value in chunk.items() if key != "usage"}]
             elif not parts:
                 self._must_show = self._must_show or not chunk.get("transient")
                 if chunk["type"] == "data":
