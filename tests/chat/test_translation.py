@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from helix_store.contrib.chat import agui, aisdk
+from helix_store.contrib.chat import agui, aisdk, threads
 from helix_store.contrib.chat.agui import Events, Outcome
 from helix_store.contrib.chat.aisdk import Call, Held, Parts
-from helix_store.contrib.chat.stored import entries, without_own_keys
-from helix_store.contrib.chat.turns import digest_of, patch
+from helix_store.contrib.chat.stored import entries, is_added, is_of_agent, is_of_user, without_own_keys
+from helix_store.contrib.chat.turns import Client, digest_of, patch
 from helix_store.core.patches import apply_patches
-from tests.cells import for_each
+from tests.cells import Cells, for_each
 
 _USER = {"role": "user", "content": "Hi", "id": "u"}
 _CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
@@ -426,6 +426,65 @@ def test_content_that_clients_post_comes_back_as_it_was() -> None:
         stored = {"role": "user", "id": "u", "content": aisdk.posted(parts)}
         assert json.dumps(stored).count("aGk=") == json.dumps(parts).count("aGk=")
         assert aisdk.messages_of(entries([stored]), {})[0]["parts"] == parts
+
+
+_STRANGE: list[Any] = [None, 5, "x", [], ["x"], {"x": 1}, [{"type": ["x"]}]]
+"""Values that no message should have."""
+_KEYS_OF_PARTS = ("type", "text", "image_url", "file", "ui", "ag_ui", "source", "media_type", "input", "name")
+_KEYS_OF_MESSAGES = ("role", "id", "content", "parts", "tool_calls", "reasoning", "refusal", "error", "chat")
+_OWN_KEYS = (
+    *("step", "parts", "calls", "results", "results_of", "approval", "approvals", "usage", "asks", "added"),
+    *("answer", "client", "metadata", "reasoning"),
+)
+_OWN_PARTS: list[Any] = [
+    {"type": kind, **more}
+    for kind in ("text", "call", "file", "data", "agent", "else")
+    for more in (
+        {},
+        {"length": "1", "id": [], "number": {}, "url": 1, "name": 2, "message": [], "agent": []},
+        {"number": 9, "media_type": "", "agent": {"id": "a", "name": "b"}, "message": {"role": "tool"}},
+    )
+]
+
+
+def _strange() -> Iterator[dict[str, Any]]:
+    """Messages of each role, each of which has a strange value at one place."""
+    part = {"type": "text", "text": "Hi"}
+    call = {"id": "k", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    usual = {"content": [part], "tool_calls": [call]}
+    for role in ("user", "assistant", "tool", "system"):
+        for value in _STRANGE:
+            yield from ({"role": role, **usual, key: value} for key in _KEYS_OF_MESSAGES)
+            yield from (
+                {"role": role, "content": [part, {"type": kind, **part, key: value}]}
+                for kind in ("text", "file", "data-x", "tool_result")
+                for key in _KEYS_OF_PARTS
+            )
+            yield from ({"role": role, **usual, "chat": {key: value}} for key in _OWN_KEYS)
+            yield {"role": role, "tool_calls": [{**call, "function": value}, {**call, "id": value}, value]}
+        yield from ({"role": role, **usual, "chat": {"parts": [own]}} for own in _OWN_PARTS)
+        for text in ("NaN", "[1e999]", "[" * 500 + "]" * 500, "[" * 5_000, "9" * 5_000):
+            yield {"role": role, "content": text, "tool_call_id": "k"}
+            yield {"role": role, "tool_calls": [{**call, "function": {"name": "look", "arguments": text}}]}
+
+
+def test_every_message_can_be_read() -> None:
+    """Agents, imports and other code can store any JSON object as a message."""
+    caller = _assistant(id="m", tool_calls=[{"id": "k", "function": {"name": "look", "arguments": "{}"}}])
+    reads: dict[str, Callable[[dict[str, Any]], object]] = {
+        "the AI SDK": lambda message: aisdk.messages_of(entries([_USER, caller, message]), {}),
+        "a response of AG-UI": lambda message: _events([_USER, caller, message], []),
+        "a response of the AI SDK": lambda message: _parts([_USER, caller, message], []),
+        "a model": without_own_keys,
+        "whose it is": lambda message: (is_of_user(message), is_of_agent(message), is_added(message)),
+        "the client": lambda message: asdict(Client(**threads.client_of(message))),
+    }
+    messages = list(_strange())
+    with Cells() as cells:
+        for name, read in reads.items():
+            with cells.check(name):
+                for message in messages:
+                    json.dumps(read(message), allow_nan=False)
 
 
 def test_a_model_sees_no_keys_of_the_chat() -> None:

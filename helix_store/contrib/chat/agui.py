@@ -88,7 +88,9 @@ def _content(entry: Entry) -> Any:
     if isinstance(entry.content, str):
         return entry.content
     parts = [part for part in map(_part, entry.content) if part is not None]
-    return parts if entry.role == "user" else "".join(part.get("text", "") for part in parts)
+    if entry.role == "user":
+        return parts
+    return "".join(text for part in parts if isinstance(text := part.get("text"), str))
 
 
 def _part(part: Any) -> dict[str, Any] | None:
@@ -98,7 +100,7 @@ def _part(part: Any) -> dict[str, Any] | None:
     if part.get("type") == "text":
         return {"type": "text", "text": part.get("text", "")}
     url, media_type = file_of(part)
-    if isinstance(own := part.get("ag_ui"), Mapping):
+    if isinstance(own := part.get("ag_ui"), Mapping) and isinstance(own.get("source"), Mapping):
         return {**own, "source": _source(own, url)}
     if not url:
         return None

@@ -113,7 +113,7 @@ def _parts(content: Iterable[Any]) -> Iterator[Part]:
     for part in content:
         if not isinstance(part, Mapping):
             continue
-        if isinstance(own := part.get("ui"), Mapping):
+        if isinstance(own := part.get("ui"), Mapping) and isinstance(own.get("type"), str):
             # The URL of a file is stored once.
             yield {"url": file_of(part)[0], **own} if own.get("type") == "file" else dict(own)
         elif part.get("type") == "text":

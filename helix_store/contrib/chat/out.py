@@ -486,7 +486,8 @@ class Writer:
         others = _without_calls_of(asked, messages)
         new = _without_calls_of(others, self._stored_answer()) if others else others
         with self._lock:
-            stored, is_shown = [], True
+            stored: list[dict[str, Any]] = []
+            is_shown = True
             for message in messages:
                 kept, is_same = self._match(
                     message, stored, asked=_without_calls_of(new, stored), results=results
@@ -680,8 +681,8 @@ def _ids_of_calls(usual: Iterable[Piece], said: _Said, asked: Mapping[str, Mappi
     """
     calls = [piece for piece in usual if piece.kind == "call"]
     known = {part["id"]: (part["name"], part["text"]) for part in said.parts if part["type"] == "call"}
-    for call_id, call in asked.items():
-        known.setdefault(call_id, (call["tool_name"], json.dumps(call.get("input"))))
+    for call_id, question in asked.items():
+        known.setdefault(call_id, (question["tool_name"], json.dumps(question.get("input"))))
     ids = [call.id for call in calls]
     for number, call in enumerate(calls, 1):
         if call.id == id_of_call(said.id, number):

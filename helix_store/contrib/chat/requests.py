@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -37,6 +36,7 @@ from helix_store import (
     TenantMoved,
 )
 from helix_store.contrib.chat import agui, aisdk
+from helix_store.contrib.chat.stored import finite
 from helix_store.core.limits import MAX_ID_BYTES, MAX_ID_CHARACTERS
 from helix_store.core.payloads import size_of
 
@@ -137,7 +137,7 @@ def body_of(request: HttpRequest) -> dict[str, Any]:
         # Middleware, such as Django's for CSRF, has read the body as a form with files.
         raise _is_no_json() from exc
     try:
-        body = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        body = json.loads(text, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as exc:
         raise _is_no_json() from exc
     if not isinstance(body, dict):
@@ -147,14 +147,6 @@ def body_of(request: HttpRequest) -> dict[str, Any]:
 
 def _is_no_json() -> Refusal:
     return Refusal(HTTPStatus.BAD_REQUEST, "invalid_input", "The body is not JSON.")
-
-
-def _finite(text: str) -> float:
-    """Return a number of a body. Python would also read NaN and infinity, which cannot be stored."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("expected a finite number")
-    return number
 
 
 def checked_id(value: Any, path: str) -> str:

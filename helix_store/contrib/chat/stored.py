@@ -13,18 +13,24 @@ the UI message (``metadata``).
 An entry of ``parts`` refers to what the message says itself, so that nothing is stored twice: a ``length`` of
 its text or of its reasoning, the ``id`` of a call, the ``number`` of a file. What the message does not say is
 in the entry.
+
+Agents, imports and other code can store any JSON object as a message. All functions read all of them: what
+does not have the form that it should have is left out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from helix_store.core.payloads import check_value
 from helix_store.core.transcript import ROLES, Part, parts_of
+from helix_store.exceptions import InvalidPayload, LimitExceeded
 
 __all__ = [
     "Entry",
@@ -33,6 +39,7 @@ __all__ = [
     "as_text",
     "entries",
     "entries_of",
+    "finite",
     "id_at",
     "id_of_call",
     "id_of_post",
@@ -43,6 +50,7 @@ __all__ = [
     "is_plain",
     "may_be_given",
     "own_id",
+    "own_of",
     "parsed",
     "reasoning_id",
     "role_of",
@@ -122,11 +130,21 @@ def as_text(value: Any) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Return the JSON value of a text, or the text itself if it is not JSON."""
+    """Return the JSON value of a text, or the text itself if it is not JSON, or too deep for clients."""
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text, parse_float=finite, parse_constant=finite)
+        check_value(value, limit=len(text), path="")
+    except (ValueError, RecursionError, InvalidPayload, LimitExceeded):
         return text
+    return value
+
+
+def finite(text: str) -> float:
+    """Return a number of JSON. Python would also read NaN and infinity, which cannot be stored or sent."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("expected a finite number")
+    return number
 
 
 def without_own_keys(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,11 +152,10 @@ def without_own_keys(message: Mapping[str, Any]) -> dict[str, Any]:
 
     Data parts of a user's message are for clients, and left out too.
     """
-    own = message.get(OWN)
     left = {key: value for key, value in message.items() if key not in ("id", OWN)}
     if isinstance(content := left.get("content"), list):
         left["content"] = [_without_own_keys(part) for part in content if not is_data(part)]
-    if isinstance(own, Mapping) and own.get("reasoning"):
+    if own_of(message).get("reasoning"):
         left.pop("reasoning", None)
     return left
 
@@ -151,13 +168,77 @@ def _without_own_keys(part: Any) -> Any:
 
 def is_added(message: Mapping[str, Any]) -> bool:
     """Return whether the chat has added a message to a step that has said nothing and asks about calls."""
-    own = message.get(OWN)
-    return isinstance(own, Mapping) and ADDED in own
+    return ADDED in own_of(message)
 
 
 def is_data(part: Any) -> bool:
     """Return whether a part of a user's message is data for clients, which models do not see."""
     return isinstance(part, Mapping) and str(part.get("type", "")).startswith("data-")
+
+
+def own_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the chat has stored with a message."""
+    own = message.get(OWN)
+    if not isinstance(own, Mapping):
+        return {}
+    return {key: value for key, value in own.items() if _has_form(key, value)}
+
+
+def _has_form(key: str, value: Any) -> bool:
+    """Return whether a value has the form that the chat stores under a key."""
+    match key:
+        case "answer":
+            return isinstance(value, str)
+        case "client":
+            return isinstance(value, Mapping) and value.keys() <= _OF_CLIENT and _has_lists(value)
+        case "calls" | "results" | "results_of" | "asks":
+            return isinstance(value, list) and all(isinstance(each, str) for each in value)
+        case "parts":
+            return isinstance(value, list) and all(map(_is_own_part, value))
+        case "usage":
+            return isinstance(value, list) and all(map(_are_tokens, value))
+        case "approval":
+            return _is_decision(value)
+        case "approvals":
+            return isinstance(value, Mapping) and all(map(_is_decision, value.values()))
+    return True
+
+
+_OF_CLIENT: Final = frozenset({"tools", "context", "forwarded_props", "state"})
+
+
+def _has_lists(client: Mapping[str, Any]) -> bool:
+    return all(isinstance(client.get(key, []), list) for key in ("tools", "context"))
+
+
+def _is_own_part(part: Any) -> bool:
+    match part:
+        case {"type": "text" | "reasoning", "text": str()} | {"type": "text" | "reasoning", "length": int()}:
+            return True
+        case {"type": "call", "id": str()}:
+            return all(isinstance(part.get(key, ""), str) for key in ("name", "arguments"))
+        case {"type": "file", "media_type": str(), "number": int()}:
+            return True
+        case {"type": "file", "media_type": str(), "url": str()}:
+            return True
+        case {"type": "data", "name": str(), "value": _}:
+            return True
+        case {"type": "agent", "agent": {"id": str(), "name": str()} as agent, "message": Mapping()}:
+            return isinstance(agent.get("parent", ""), str)
+    return False
+
+
+def _are_tokens(tokens: Any) -> bool:
+    return isinstance(tokens, Mapping) and all(
+        isinstance(value, int | float) for key, value in tokens.items() if key != "model"
+    )
+
+
+def _is_decision(value: Any) -> bool:
+    match value:
+        case {"id": str(), "approved": bool(), "digest": str()}:
+            return isinstance(value.get("reason", ""), str)
+    return False
 
 
 def own_id(message: Mapping[str, Any]) -> str | None:
@@ -224,8 +305,7 @@ def entries_of(message: Mapping[str, Any], number: int) -> list[Entry]:
     A message can hold the results of several tools, each of which is an entry. If it says something else too,
     this comes first for an answer and last for other roles, and has the id of the message.
     """
-    own = message.get(OWN)
-    own = own if isinstance(own, Mapping) else {}
+    own = own_of(message)
     message_id = own_id(message) or id_at(number)
     role = role_of(message)
     if role == "tool":
@@ -324,10 +404,10 @@ def _is_posted(content: Any) -> bool:
 
 
 def _is_posted_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and (part.get("type") in _POSTED or is_data(part))
-
-
-_POSTED: Final = frozenset({"text", "image_url", "file"})
+    match part:
+        case {"type": "text", "text": str()} | {"type": "image_url" | "file"}:
+            return True
+    return is_data(part)
 
 
 def _content(message: Mapping[str, Any]) -> Any:
@@ -391,8 +471,7 @@ _SIMPLE: Final = frozenset({"role", "content", "tool_calls", "id", "reasoning", 
 
 def usual_pieces(message: Mapping[str, Any], message_id: str) -> list[Piece]:
     """Return what an assistant's message says itself, in the order in which it says it."""
-    own = message.get(OWN)
-    given = dict(enumerate(own.get("calls", ()), 1)) if isinstance(own, Mapping) else {}
+    given = dict(enumerate(own_of(message).get("calls", ()), 1))
     pieces: list[Piece] = []
     number = 0
     for piece in _plain(message) if is_plain(message) else _of_any_shape(message):
@@ -469,13 +548,14 @@ def _in_order(usual: Sequence[Piece], parts: Iterable[Mapping[str, Any]]) -> lis
             pieces.append(replace(call, text=part.get("arguments", call.text)))
         elif kind == "file":
             file = files.pop(part.get("number", -1), None)
-            url = part["url"] if file is None else file.text
-            pieces.append(Piece(kind="file", text=url, name=part["media_type"]))
+            url = part.get("url") if file is None else file.text
+            if url is not None:
+                pieces.append(Piece(kind="file", text=url, name=part["media_type"]))
         elif kind == "data":
             pieces.append(Piece(kind="data", name=part["name"], value=part["value"]))
         elif kind == "agent":
-            inner, *_ = entries_of(part["message"], 0)
-            pieces.append(Piece(kind="agent", id=inner.id, agent=part["agent"], entry=inner))
+            for inner in entries_of(part["message"], 0)[:1]:
+                pieces.append(Piece(kind="agent", id=inner.id, agent=part["agent"], entry=inner))
     left: Iterable[tuple[Any, str]] = texts.items()
     pieces += [Piece(kind=kind, text=text) for kind, text in left if text]
     return [*pieces, *calls, *files.values()]

@@ -36,7 +36,16 @@ from helix_store import (
 )
 from helix_store.contrib.chat.aisdk import groups_of
 from helix_store.contrib.chat.requests import Answered, NewMessage, Refusal, refuse
-from helix_store.contrib.chat.stored import OWN, entries, id_at, id_of_post, is_of_user, may_be_given, own_id
+from helix_store.contrib.chat.stored import (
+    OWN,
+    entries,
+    id_at,
+    id_of_post,
+    is_of_user,
+    may_be_given,
+    own_id,
+    own_of,
+)
 from helix_store.core.payloads import decode
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointHead
 from helix_store.core.validation import milliseconds_to_datetime
@@ -429,7 +438,7 @@ def post_message(
         if first is None:
             raise
         _require_same(first, message)
-        key = first.get(OWN, {}).get("answer", message.id)
+        key = own_of(first).get("answer", message.id)
         return session.post(first, key=key, author=actor), None
     except SessionNotFound:
         state = None
@@ -523,8 +532,7 @@ def newest_client(store: Store, session_id: str) -> dict[str, Any]:
 
 def client_of(message: Message) -> dict[str, Any]:
     """Return what the client sent with a user's message."""
-    own = message.get(OWN)
-    return dict(own.get("client", {})) if isinstance(own, dict) else {}
+    return dict(own_of(message).get("client", {}))
 
 
 def _keep_client(
@@ -564,9 +572,7 @@ def _last_of_user(messages: Sequence[Message]) -> Message | None:
 
 def _answer_of(message: Message) -> str | None:
     """Return what distinguishes a user's message from the same one that is posted anew."""
-    own = message.get(OWN)
-    answer = own.get("answer") if isinstance(own, dict) else None
-    return answer if isinstance(answer, str) else message.get("id")
+    return own_of(message).get("answer") or message.get("id")
 
 
 def _is_known(state: SessionState, call_id: str) -> bool:
@@ -704,7 +710,7 @@ def _made_anew(
     message: Message, edited: NewMessage | None, client: Mapping[str, Any], *, seed: Sequence[Any]
 ) -> dict[str, Any]:
     """Return a user's message with another id of its answer, and with what an edit has changed."""
-    own = dict(message.get(OWN, {}))
+    own = dict(own_of(message))
     content = None if edited is None else edited.content
     text = json.dumps([message["id"], own.get("answer"), content, *seed], sort_keys=True)
     own["answer"] = f"answer-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"

@@ -24,7 +24,7 @@ from helix_store import (
     call_digest,
 )
 from helix_store.contrib.chat.out import Out, Writer
-from helix_store.contrib.chat.stored import entries_of, is_added, is_of_user, without_own_keys
+from helix_store.contrib.chat.stored import entries_of, is_added, is_of_user, own_id, without_own_keys
 from helix_store.contrib.chat.threads import client_of, newest_client
 from helix_store.core.payloads import copy_json
 from helix_store.engine.async_twins import BothContexts, async_twin
@@ -112,7 +112,7 @@ class ChatTurn(Turn):
         """Receive due posts now, as `Turn.receive` does."""
         received = super().receive()
         self._note_received(received)
-        self.writer.received([message.get("id", "") for message in received])
+        self.writer.received([own_id(message) or "" for message in received])
         return received
 
     areceive = async_twin(receive)  # type: ignore[arg-type]  # it is called on this class alone
@@ -222,7 +222,7 @@ class _ChatStep(BothContexts):
         turn._note_received(self._step.received)
         chunk: dict[str, Any] = {
             "said": [head for message in self._messages for head in _heads(message)],
-            "received": writer.taken_received([message.get("id", "") for message in self._step.received]),
+            "received": writer.taken_received([own_id(message) or "" for message in self._step.received]),
             "asked": [_question(call_id, call) for call_id, call in self._asked.items()],
         }
         if usage := turn.taken_tokens():
