@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
@@ -210,6 +212,29 @@ async def test_a_runner_that_fails_breaks_no_response(chatting: Make) -> None:
     text = b"".join([await anext(body), await anext(body), await anext(body)])
     await body.aclose()
     assert events_of(text)[0]["type"] == "RUN_STARTED"
+
+
+async def test_a_runner_that_hangs_keeps_no_response_from_its_thread(chatting: Make) -> None:
+    def run(session_id: str, using: str, tenant: str) -> None:
+        if hangs.is_set():
+            has_begun.set()
+            may_end.wait(30)
+
+    hangs, has_begun, may_end = threading.Event(), threading.Event(), threading.Event()
+    site = chatting(runner=run)
+    threads = ["a", "b", "c", "d"]
+    for thread in threads:
+        await site.post(thread, "u1")
+    hangs.set()
+    responses = [asyncio.ensure_future(site.events("GET", f"agui/{thread}/")) for thread in threads]
+    try:
+        assert await asyncio.to_thread(has_begun.wait, 30)
+        for thread in threads:
+            await sync_to_async(site.drive)(thread)
+        found = await asyncio.wait_for(asyncio.gather(*responses), 15)
+    finally:
+        may_end.set()
+    assert [events[-1]["type"] for events in found] == ["RUN_FINISHED"] * len(threads)
 
 
 def test_the_page_may_have_a_content_security_policy(rf: Any) -> None:

@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from helix_store import Store
-from helix_store.contrib.chat.reading import in_calling_thread, in_reading_thread, read_together
+from helix_store.contrib.chat.reading import call_soon, in_reading_thread, read_together
 from helix_store.contrib.chat.threads import load_thread
 from tests.databases import CommittedDatabase
 
@@ -112,10 +112,27 @@ async def test_a_reading_opens_one_connection_for_all_its_statements(committed_d
 
 
 async def test_a_runner_that_waits_for_its_queue_keeps_nobody_from_reading() -> None:
+    """It is called once for each thread at a time, and again after that."""
     runner, readings = Readings(), Readings()
     readings.may_end.set()
-    called = [asyncio.ensure_future(in_calling_thread(runner.read)) for _ in range(3)]
+    for _ in range(3):
+        call_soon(runner.read, "one")
     await _until_begun(runner)
     assert await asyncio.wait_for(_ask(readings.read, "one"), _PATIENCE_SECONDS) == 1
+    assert runner.begun == 1
     runner.may_end.set()
-    assert sorted(await asyncio.gather(*called)) == [1, 2, 3]
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        while runner.begun == 1:
+            call_soon(runner.read, "one")
+            await asyncio.sleep(0.01)
+
+
+async def test_an_error_of_a_call_is_logged_and_the_next_call_is_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runner = Readings()
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        while runner.begun < 2:
+            call_soon(runner.fail, "one")
+            await asyncio.sleep(0.01)
+    assert "the database is gone" in caplog.text

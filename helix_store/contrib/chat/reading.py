@@ -21,10 +21,11 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -83,6 +84,8 @@ _LONGEST_SECONDS_BETWEEN_TRIES: Final = 1.0
 _PAUSE_SECONDS_PER_FOLLOWER: Final = 0.0004
 """An event costs about a tenth of a millisecond for each response, and the process has other work to do."""
 _LONGEST_PAUSE_SECONDS: Final = 0.12
+_THREADS: Final = 2
+"""How many threads of a process read for its responses, and how many call runners."""
 
 
 class Seen(NamedTuple):
@@ -215,18 +218,34 @@ async def in_reading_thread(call: Callable[[], R]) -> R:
         with keep_open():
             return call()
 
-    return await _in_thread_of("reader", 2, made)
+    return await asyncio.wrap_future(_in_thread_of("reader", made))
 
 
-async def in_calling_thread(call: Callable[[], R]) -> R:
-    """Make a call of a runner: while it waits for its queue, others must be able to read."""
-    return await _in_thread_of("caller", 1, call)
+_called: Final[dict[tuple[Hashable, ...], object]] = {}
+"""The calls of runners that have not ended, by process and by what they are for."""
 
 
-async def _in_thread_of(kind: str, size: int, call: Callable[[], R]) -> R:
+def call_soon(call: Callable[[], object], *what: Hashable) -> None:
+    """Make a call of a runner in a thread, unless one for the same is being made.
+
+    Nobody waits for it: while a runner waits for its queue, responses go on. It is made also if they end.
+    """
+    key, own = (os.getpid(), *what), object()
+    if _called.setdefault(key, own) is not own:
+        return
+
+    def forget(future: Future[object]) -> None:
+        del _called[key]
+        if (error := future.exception()) is not None:
+            _logger.error("The runner of a chat was not called.", exc_info=error)
+
+    _in_thread_of("caller", call).add_done_callback(forget)
+
+
+def _in_thread_of(kind: str, call: Callable[[], R]) -> Future[R]:
     key = (os.getpid(), kind)
     if key not in _pools:
-        _pools[key] = ThreadPoolExecutor(size, thread_name_prefix=f"helix_store chat {kind}")
+        _pools[key] = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"helix_store chat {kind}")
 
     def made() -> R:
         try:
@@ -234,7 +253,7 @@ async def _in_thread_of(kind: str, size: int, call: Callable[[], R]) -> R:
         finally:
             close_old_connections()
 
-    return await asyncio.get_running_loop().run_in_executor(_pools[key], made)
+    return _pools[key].submit(made)
 
 
 _queued: Final[dict[tuple[Hashable, ...], asyncio.Task[Any]]] = {}
@@ -703,7 +722,7 @@ class _Reader:
             begun = self._spoken.begin(joined, reasoning, abandoned)
             yield _parts(begun, self._safe_id(joined.start), is_anew=True)
         if thread.standing is Standing.DUE and not self._is_called:
-            await self._call_a_driver()
+            self._call_a_driver()
         is_resting = thread.standing is Standing.RESTING and self._position >= joined.position
         while not is_resting and not self._spoken.is_over:
             try:
@@ -815,16 +834,15 @@ class _Reader:
 
         standing, newest = await read_together(look, self._chat, *self._key)
         if standing is Standing.DUE and time.monotonic() >= self._calls_at:
-            await self._call_a_driver()
+            self._call_a_driver()
         return standing is Standing.RESTING and newest <= self._position
 
-    async def _call_a_driver(self) -> None:
+    def _call_a_driver(self) -> None:
         """Have the thread driven: the signal of its message may have been lost with its process."""
         self._calls_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_SECONDS_BETWEEN_CALLS)
-        await in_calling_thread(
-            lambda: self._chat.call_driver(self._session_id, self._store.alias, self._store.tenant)
-        )
+        call = partial(self._chat.call_driver, self._session_id, self._store.alias, self._store.tenant)
+        call_soon(call, self._chat, *self._key)
 
     async def _load(self) -> Thread:
         def read() -> tuple[Thread, int]:
