@@ -1053,15 +1053,22 @@ def test_a_call_in_an_answer_of_another_shape_is_found_in_a_later_step(chatting:
         assert part["approval"] == {"id": "c", "descriptor": {"digest": call["digest"]}, "approved": True}
 
 
-async def test_results_that_are_said_as_a_users_message_leave_the_user_alone(chatting: Make) -> None:
-    """Neither the client of a turn nor an answer that is made anew takes them for a message of the user."""
+@pytest.mark.parametrize("kind", ["results", "text"])
+async def test_what_an_agent_says_as_a_users_message_leaves_the_user_alone(chatting: Make, kind: str) -> None:
+    """Neither the client of a turn nor an answer that is made anew takes it for a message of the user."""
 
     def answer(turn: Any, out: Any) -> None:
         turns.append([message["role"] for message in turn.messages()])
         call = {"type": "tool_use", "id": f"c{len(turns)}", "name": "look", "input": {}}
         result = {"type": "tool_result", "tool_use_id": call["id"], "content": "found"}
         with turn.step() as step:
-            step.say({"role": "assistant", "content": [call]}, {"role": "user", "content": [result]})
+            if kind == "results":
+                step.say({"role": "assistant", "content": [call]}, {"role": "user", "content": [result]})
+            else:
+                step.say(
+                    {"role": "assistant", "content": "I look again."},
+                    {"role": "user", "content": "Look again."},
+                )
         tools.append(turn.load_client().tools)
         with turn.step() as step:
             step.say({"role": "assistant", "content": "Done."})
@@ -1072,16 +1079,18 @@ async def test_results_that_are_said_as_a_users_message_leave_the_user_alone(cha
     site = chatting(answer=answer)
     await site.request("POST", "agui/", run_input("t", tools=[{"name": "confirm"}]))
     await sync_to_async(site.drive)("t")
-    (_, shown) = (await site.json("GET", "threads/t/?format=ai"))["messages"]
-    assert [part.get("output") for part in shown["parts"] if part["type"] == "tool-look"] == ["found"]
+    shown = (await site.json("GET", "threads/t/?format=ai"))["messages"]
+    assert len(shown) == (2 if kind == "results" else 4)
+    outputs = [part.get("output") for part in shown[1]["parts"] if part["type"] == "tool-look"]
+    assert outputs == (["found"] if kind == "results" else [])
     body: dict[str, Any] = {"id": "t", "messages": [], "trigger": "regenerate-message"}
     for is_named in (False, True):
-        (_, shown) = (await site.json("GET", "threads/t/?format=ai"))["messages"]
-        await site.request("POST", "ai/", {**body, "messageId": shown["id"]} if is_named else body)
+        newest = (await site.json("GET", "threads/t/?format=ai"))["messages"][-1]
+        await site.request("POST", "ai/", {**body, "messageId": newest["id"]} if is_named else body)
         await sync_to_async(site.drive)("t")
     assert turns == [["user"]] * 3
     assert tools == [[{"name": "confirm"}]] * 3
-    assert len((await site.json("GET", "threads/t/?format=ai"))["messages"]) == 2
+    assert len((await site.json("GET", "threads/t/?format=ai"))["messages"]) == len(shown)
 
 
 def test_an_error_takes_back_the_step_and_ends_the_run(chatting: Make) -> None:

@@ -269,8 +269,13 @@ def role_of(message: Mapping[str, Any]) -> str:
 
 
 def is_of_user(message: Mapping[str, Any]) -> bool:
-    """Return whether a user has said a message. Some models get the results of tools as messages of users."""
-    return role_of(message) == "user" and any(entry.role == "user" for entry in entries_of(message, 0))
+    """Return whether a user has said a message.
+
+    Some models get the results of tools as messages of users, and an agent can say such a message in a step.
+    """
+    if role_of(message) != "user" or "step" in own_of(message):
+        return False
+    return any(entry.role == "user" for entry in entries_of(message, 0))
 
 
 def is_of_agent(message: Mapping[str, Any]) -> bool:

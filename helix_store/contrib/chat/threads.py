@@ -745,7 +745,7 @@ def _index_of(
             raise Refusal(
                 HTTPStatus.NOT_FOUND,
                 "message_not_found",
-                "The thread has no such message.",
+                "The thread has no such message of a user.",
                 path="/messageId",
             )
         return None if messages[named[-1]].get("content") == content else named[-1]
@@ -758,7 +758,9 @@ def _index_of(
         return None if is_at_work or not users else users[-1]
     for group in groups_of(entries(messages)):
         if group.id == before and group.after:
-            return max((index for index in users if messages[index]["id"] == group.after), default=None)
+            # The agent can have said the message before the answer itself: then it says it again.
+            ids = [message["id"] for message in messages]
+            return max((index for index in users if group.after in ids[index:]), default=None)
     return None
 
 
