@@ -13,6 +13,7 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from tests.chat.conftest import Chatting, events_of, run_input
+from tests.chat.held import held_by_ag_ui, held_by_the_ai_sdk
 
 Make = Callable[..., Chatting]
 
@@ -243,6 +244,32 @@ async def test_a_response_ends_at_once_if_the_turn_has_ended_before_it_begins(ch
         assert events_of(text)[-1]["type"] == "RUN_FINISHED"
         assert b"heartbeat" not in text, "the response has waited"
     assert len((await site.json("GET", "threads/t/"))["messages"]) == 6
+
+
+async def test_a_response_has_all_that_a_turn_has_said_before_it_begins(chatting: Make) -> None:
+    def run(session_id: str, using: str | None, tenant: str) -> None:
+        site.chat.drive(session_id, tenant=tenant)
+
+    def answer(turn: Any, out: Any) -> None:
+        out.data("progress", 1, transient=True)
+        out.data("place", "Oslo")
+        out.text("Yes.")
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "Yes."})
+            step.end_turn()
+
+    site: Chatting = chatting(runner=run, answer=answer)
+    await site.post("t", "u0")
+    events = await site.events("POST", "agui/", run_input("t"))
+    told = [(event["name"], event["value"]) for event in events if event["type"] == "CUSTOM"]
+    assert told == [("progress", 1), ("place", "Oslo")]
+    assert held_by_ag_ui(events) == (await site.json("GET", "threads/t/"))["messages"]
+    message = {"id": "u2", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}
+    parts = await site.events("POST", "ai/", {"id": "t", "messages": [message]})
+    told = [(part["type"], part["data"]) for part in parts if part["type"].startswith("data-")]
+    assert sorted(told) == [("data-place", "Oslo"), ("data-progress", 1)]
+    newest = (await site.json("GET", "threads/t/?format=ai"))["messages"][-1]
+    assert held_by_the_ai_sdk(parts) == newest["parts"]
 
 
 @pytest.mark.thorough

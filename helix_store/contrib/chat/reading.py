@@ -319,9 +319,18 @@ class Joined:
     is_under_way: bool
 
 
-def join(store: Store, session_id: str, *, standing: Standing | None = None) -> Joined:
-    """Read the end of the stream, then the thread. Raises `SessionNotFound`."""
-    position, chunk = newest_chunk(store, session_id)
+def join(
+    store: Store,
+    session_id: str,
+    *,
+    standing: Standing | None = None,
+    newest: tuple[int, dict[str, Any]] | None = None,
+) -> Joined:
+    """Read the end of the stream, then the thread. Raises `SessionNotFound`.
+
+    Pass the `newest_chunk` of an earlier moment to follow everything that was said since.
+    """
+    position, chunk = newest_chunk(store, session_id) if newest is None else newest
     thread = load_thread(store, session_id, standing=standing)
     return Joined(
         thread=thread,

@@ -59,6 +59,7 @@ from helix_store.contrib.chat.threads import (
     give_answers,
     is_known,
     load_thread,
+    newest_chunk,
     open_answers,
     open_calls,
     post_message,
@@ -299,6 +300,7 @@ class Views:
                 return replace(joined, thread=replace(thread, standing=standing))
         if message is None:
             return join(who.store, session_id)
+        newest = newest_chunk(who.store, session_id)
         post, begun = post_message(
             self._chat,
             who.store,
@@ -313,11 +315,8 @@ class Views:
             return new_thread(begun, post)
         if post is None or post.state != "waiting" or new:
             return join(who.store, session_id)
-        joined = join(who.store, session_id, standing=Standing.DUE)
-        if any(each.post_id == post.post_id for each in joined.thread.posts):
-            return joined
-        # A turn has received it since, and may have ended: its end would not be in the rest of the stream.
-        return join(who.store, session_id)
+        # A turn may have received it since, and ended. All that it has said is in the rest of the stream.
+        return join(who.store, session_id, standing=Standing.DUE, newest=newest)
 
     def _stream(
         self,
