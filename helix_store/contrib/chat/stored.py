@@ -476,13 +476,13 @@ _SIMPLE: Final = frozenset({"role", "content", "tool_calls", "id", "reasoning", 
 
 def usual_pieces(message: Mapping[str, Any], message_id: str) -> list[Piece]:
     """Return what an assistant's message says itself, in the order in which it says it."""
-    given = dict(enumerate(own_of(message).get("calls", ()), 1))
     pieces: list[Piece] = []
     number = 0
     for piece in _plain(message) if is_plain(message) else _of_any_shape(message):
         if piece.kind == "call":
             number += 1
             if not piece.id:
+                given = dict(enumerate(own_of(message).get("calls", ()), 1))
                 piece = replace(piece, id=given.get(number) or id_of_call(message_id, number))
         pieces.append(piece)
     return pieces
