@@ -123,7 +123,6 @@ from helix_store.sessions.tool_calls import (
     approvals_in_branch,
     claimed_ownership,
     due_calls,
-    has_answers,
     may_be_own,
     opened_calls,
     overdue_in,
@@ -424,7 +423,7 @@ class MemorySteps(MemoryOperations):
         newest = next(reversed(record.runs.values()), None)
         return TurnEntry(
             state,
-            record.is_at_rest and not has_answers(state.pending_client_tool_calls),
+            record.is_at_rest,
             None if newest is None else newest.value(),
         )
 

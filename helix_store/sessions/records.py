@@ -203,7 +203,7 @@ class SessionRecord:
 
     @property
     def is_at_rest(self) -> bool:
-        """True if nothing has arrived since the last turn, which `end_turn` ended."""
+        """True if nothing has arrived since the last turn, which `end_turn` ended, except perhaps answers."""
         newest = next(reversed(self.runs.values()), None)
         step = self.newest_step
         due_at = self.columns["next_post_at"]

@@ -114,7 +114,7 @@ from helix_store.sessions.statements import (
     USE_APPROVALS,
     step_statement,
 )
-from helix_store.sessions.tool_calls import has_answers, without_used
+from helix_store.sessions.tool_calls import without_used
 from helix_store.sessions.waiting import decisions_of
 from helix_store.signals import announce, signals_of_status
 
@@ -131,7 +131,7 @@ class TurnEntry(NamedTuple):
 
     state: SessionState
     is_at_rest: bool = False
-    """True if nothing has arrived since the last turn, which `end_turn` ended."""
+    """True if nothing has arrived since the last turn, which `end_turn` ended, except perhaps answers."""
     newest_run: Run | None = None
 
 
@@ -365,8 +365,7 @@ class DatabaseSteps(DatabaseOperations):
             set_loaded(state, is_capped=bool(has_budgets), has_posts=bool(has_due_posts))
             return TurnEntry(
                 state,
-                bool(is_at_rest and state.status == SessionStatus.ACTIVE)
-                and not (has_due_posts or has_answers(state.pending_client_tool_calls)),
+                bool(is_at_rest and state.status == SessionStatus.ACTIVE and not has_due_posts),
                 None if run[0] is None else stored_run(session_id, RUN_COLUMNS, run),
             )
         refuse_moved(self.db)

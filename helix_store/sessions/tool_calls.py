@@ -963,11 +963,6 @@ def _shows_kind(entry: Any) -> bool:
     return type(entry) is not dict or not entry.keys().isdisjoint(("approved", "result", "approval_id"))
 
 
-def has_answers(pending: Mapping[str, Any]) -> bool:
-    """Return whether the agent has not taken an answer yet."""
-    return any("submitted_at" in _entry(call) for call in pending.values())
-
-
 def earliest_deadline(calls: Mapping[str, Mapping[str, Any]]) -> datetime | None:
     """Return the earliest deadline of open calls; calls without a usable deadline wait forever."""
     deadlines = [call["deadline"] for call in calls.values() if type(call.get("deadline")) is int]

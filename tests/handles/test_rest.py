@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +11,8 @@ import pytest
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import ConflictError, Store
+from helix_store.testing.state_store.approvals import FORGED, approve, ask_approval, forge_answer
+from helix_store.testing.state_store.tool_calls import LONG_AGO
 from tests.cells import for_each
 from tests.databases import CommittedDatabase
 from tests.faults.test_skewed_branches import clock_of
@@ -84,6 +86,40 @@ def _ask_and_answer(world: World, session: Any) -> None:
 
 def _ask(world: World, session: Any) -> None:
     world.own.add_pending_tool_calls(session.id, {"call": {"tool_name": "ask"}})
+
+
+def _ask_and_approve(world: World, session: Any) -> None:
+    ask_approval(world.own, session.id)
+    approve(world.own, session.id)
+
+
+def _ask_and_reject(world: World, session: Any) -> None:
+    ask_approval(world.own, session.id)
+    approve(world.own, session.id, approved=False)
+
+
+def _ask_and_forge(world: World, session: Any, answer: Mapping[str, Any] = FORGED) -> None:
+    ask_approval(world.own, session.id)
+    forge_answer(world.own, session.id, answer=answer)
+
+
+def _forge_rejection(world: World, session: Any) -> None:
+    _ask_and_forge(world, session, {"approved": False, "submitted_at": LONG_AGO})
+
+
+def _forge_error(world: World, session: Any) -> None:
+    _ask_and_forge(world, session, {"error": "no", "submitted_at": LONG_AGO})
+
+
+def _forge_and_reject(world: World, session: Any) -> None:
+    _ask_and_forge(world, session)
+    approve(world.own, session.id, approved=False)
+
+
+def _forge_beside_an_answer(world: World, session: Any) -> None:
+    _ask_and_forge(world, session)
+    world.own.add_pending_tool_calls(session.id, {"ask": {"tool_name": "ask"}})
+    world.own.submit_tool_result(session.id, "ask", result=1)
 
 
 def _take_a_step(world: World, session: Any) -> None:
@@ -182,6 +218,13 @@ def test_deleted_checkpoints_change_nothing_about_rest(
         (lambda world, session: session.post(HELLO), True),
         (lambda world, session: session.say(HELLO), True),
         (_ask_and_answer, True),
+        (_ask_and_approve, True),
+        (_ask_and_reject, True),
+        (_ask_and_forge, False),
+        (_forge_rejection, False),
+        (_forge_error, False),
+        (_forge_and_reject, True),
+        (_forge_beside_an_answer, True),
         (_take_a_step, True),
         (_rewind, True),
         (_fail, True),
@@ -238,14 +281,21 @@ def test_the_turn_names_the_run_of_a_dead_worker(own_world: World) -> None:
         assert turn.recovered is None
 
 
-def test_a_turn_at_rest_takes_one_statement(committed_db: CommittedDatabase) -> None:
-    session = Store(committed_db.alias, tenant=committed_db.tenant).new_session("session", agent_type="agent")
+@for_each(("is_forged", "count"), [(False, 1), (True, 2)])
+def test_a_turn_at_rest_takes_one_statement_or_two_with_an_answer_of_its_agent(
+    committed_db: CommittedDatabase, is_forged: bool, count: int
+) -> None:
+    store = Store(committed_db.alias, tenant=committed_db.tenant)
+    session = store.new_session("session", agent_type="agent")
     with session.turn() as turn, turn.step() as step:
         step.end_turn()
+    if is_forged:
+        ask_approval(store.sessions, "session")
+        forge_answer(store.sessions, "session")
     with CaptureQueriesContext(committed_db.connection) as captured, session.turn() as turn:
         assert not turn.is_active
     statements = [each["sql"] for each in captured if not each["sql"].startswith(("PREPARE", "SET "))]
-    assert len(statements) == 1
+    assert len(statements) == count
 
 
 @for_each("seconds", [-60.0, 60.0])
