@@ -364,8 +364,9 @@ class WaitingCalls(StoreCalls):
         Each answer is ``{"result": …}``, ``{"error": …}`` or ``{"approved": …, "reason": …}`` with
         ``submitted_at`` in epoch milliseconds, ``actors`` if they are known, and ``input`` with its
         ``digest`` if the input was changed. Runs in one transaction that moves the calls to
-        ``completed_client_tool_calls``, where you can read the answers again. If no call is answered, the
-        version does not change. Raises `StaleStateError`.
+        ``completed_client_tool_calls``, where you can read the answers again. An answer to an approval
+        that only the state holds is left out: nobody has given it. If no call is answered, the version does
+        not change. Raises `StaleStateError`.
         """
         return self._backend.waiting.take_answers(
             validation.identifier(session_id, "session_id"), guard(expected_version, fencing_token)

@@ -812,7 +812,7 @@ class MemoryWaiting(MemoryOperations):
     def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]:
         with self._scope.writing(session_id, guard) as draft:
             calls = ToolCalls.of(draft.columns)
-            taken = calls.take()
+            taken = calls.take_given(draft.decisions)
             if taken:
                 draft.write(**calls.columns(self._scope.limits, draft.decisions))
             return taken

@@ -832,17 +832,17 @@ class ToolCalls:
         newer = [each for each in decisions if each.asking != used]
         return self.approved_call(tool_call_id, newer, is_own=is_own)[1]
 
-    def take(self, only: Container[str] | None = None) -> dict[str, Any]:
-        """Move answered calls, or ``only`` those given, to the completed ones and return their answers."""
-        taken = {
-            tool_call_id: answer
-            for tool_call_id, answer in self.answers.items()
-            if only is None or tool_call_id in only
-        }
+    def take(self, tool_call_ids: Container[str]) -> dict[str, Any]:
+        """Move those of these calls that are answered to the completed ones, and return their answers."""
+        taken = {key: answer for key, answer in self.answers.items() if key in tool_call_ids}
         for tool_call_id in taken:
             del self.pending[tool_call_id]
         self.completed.update(taken)
         return taken
+
+    def take_given(self, decisions: Iterable[StoredDecision]) -> dict[str, Any]:
+        """Take the answers that somebody has given. ``decisions`` include those of `claimed` calls."""
+        return self.take(self.answers.keys() - self.open(decisions).keys())
 
     def kept(self, limits: Limits) -> dict[str, Any]:
         """Return the completed calls in their stored form."""

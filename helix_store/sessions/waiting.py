@@ -128,8 +128,8 @@ _CALL_COLUMNS: Final = (
     "pending_client_tool_calls",
     "completed_client_tool_calls",
     "client_tool_call_ownership",
+    "live_decisions",
 )
-_ANSWER_COLUMNS: Final = (*_CALL_COLUMNS, "live_decisions")
 _PENDING: Final = ("pending_client_tool_calls", "live_decisions")
 _DECISION_COLUMNS: Final = StoredDecision._fields
 _OF_CALL: Final = tuple(f"decision__{name}" for name in _DECISION_COLUMNS)
@@ -229,7 +229,7 @@ class DatabaseWaiting(DatabaseOperations):
             raise ConflictError(
                 "The owner of the calls is in another tree; choose a session of the same tree."
             )
-        locked = lock_sessions_of_tree(self.db, {owner_id, root_id}, *_ANSWER_COLUMNS)
+        locked = lock_sessions_of_tree(self.db, {owner_id, root_id}, *_CALL_COLUMNS)
         owner = locked.get(owner_id)
         if owner is None:
             raise missing_session(self.db, owner_id)
@@ -244,10 +244,10 @@ class DatabaseWaiting(DatabaseOperations):
     ) -> Submission:
         owner_id = session_id
         # Nearly always, which saves a statement.
-        owner = lock_root_with_call(self.db, session_id, tool_call_id, *_ANSWER_COLUMNS)
+        owner = lock_root_with_call(self.db, session_id, tool_call_id, *_CALL_COLUMNS)
         if owner is None:
             owner_id, root_id = self._owner_of(session_id, tool_call_id)
-            owner = lock_known_session(self.db, owner_id, None, *_ANSWER_COLUMNS)
+            owner = lock_known_session(self.db, owner_id, None, *_CALL_COLUMNS)
             if owner is None or (owner.root_session_id or owner_id) != root_id:
                 return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
         calls = ToolCalls.of(vars(owner))
@@ -278,7 +278,7 @@ class DatabaseWaiting(DatabaseOperations):
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, int, ApprovedCall]:
         """Return the version of the session, the asking and the approved call, from one statement."""
         of_call = FilteredRelation("decisions", condition=Q(decisions__tool_call_id=tool_call_id))
-        columns = ("version", "root_session_id", *_ANSWER_COLUMNS)
+        columns = ("version", "root_session_id", *_CALL_COLUMNS)
         rows = (
             session_with_id(self.db, session_id)
             .alias(decision=of_call)
@@ -320,10 +320,10 @@ class DatabaseWaiting(DatabaseOperations):
     def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]:
         head = lock_session(self.db, session_id, guard, *_CALL_COLUMNS)
         calls = ToolCalls.of(vars(head))
-        taken = calls.take()
+        decisions = decisions_of(self.db, head.pk, calls.claimed)
+        taken = calls.take_given(decisions)
         if taken:
-            # No answer is left that could be the agent's own.
-            advance(self.db, head, **calls.columns(self.db.limits, ()))
+            advance(self.db, head, **calls.columns(self.db.limits, decisions))
         return taken
 
     @reads
@@ -391,7 +391,7 @@ class DatabaseWaiting(DatabaseOperations):
     @writes
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
         root_id = root_of(self.db, session_id) if suspension.calls else session_id
-        heads = lock_sessions_of_tree(self.db, {session_id, root_id}, *_ANSWER_COLUMNS)
+        heads = lock_sessions_of_tree(self.db, {session_id, root_id}, *_CALL_COLUMNS)
         head = heads.get(session_id)
         if head is None:
             raise missing_session(self.db, session_id)

@@ -21,7 +21,7 @@ from helix_store.testing.state_store.approvals import (
     used_in,
 )
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import loaded
+from helix_store.testing.state_store.samples import contents, loaded
 from helix_store.testing.state_store.tool_calls import (
     APPROVE,
     ASK,
@@ -226,6 +226,23 @@ class DecisionContract(StoreTests):
         assert _overdue(store) == []
         assert _refusal(store, session_id) == "expired"
 
+    @table("answer", _FORGED)
+    def test_an_answer_in_the_state_is_not_taken(
+        self, store: StateStore, session_id: str, answer: dict[str, Any]
+    ) -> None:
+        ask_approval(store, session_id, _OVERDUE)
+        forge_answer(store, session_id, answer=answer)
+        before = contents(store, session_id)
+        assert store.take_tool_results(session_id) == {}
+        assert contents(store, session_id) == before
+        store.add_pending_tool_calls(session_id, {"other": ASK})
+        store.submit_tool_result(session_id, "other", result=1)
+        assert list(store.take_tool_results(session_id)) == ["other"]
+        assert _overdue(store) == ["call"]
+        approve(store, session_id, actor="ann", approved=False)
+        assert store.take_tool_results(session_id)["call"]["actors"] == ["ann"]
+        assert _overdue(store) == []
+
     def test_the_earliest_deadline_may_be_that_of_a_forged_answer(
         self, store: StateStore, session_id: str
     ) -> None:
@@ -268,6 +285,8 @@ class DecisionContract(StoreTests):
             assert _overdue(store) == []
         again = approve(store, session_id, actor="eve", approved=False)
         assert outcomes_of(again) == ["already_completed"]
+        assert "call" in store.take_tool_results(session_id)
+        assert _overdue(store) == []
 
     def test_a_question_that_comes_back_has_its_deadline_again(
         self, store: StateStore, session_id: str
