@@ -24,6 +24,7 @@ from helix_store.stores import (
     Lock,
 )
 from helix_store.streams.manager import StreamWriter
+from helix_store.testing.state_store.tool_calls import IN_A_WHILE
 from helix_store.testing.usage.base import NOON, custom
 from tests.database.counted_framework_calls import FRAMEWORK_CALLS
 from tests.databases import CommittedDatabase
@@ -490,6 +491,13 @@ def _step_that_uses_an_approval(faces: Faces) -> Call:
     return make
 
 
+def _step_beside_an_answered_approval(faces: Faces, **deadline: Any) -> Call:
+    session = faces.handle
+    session.store.add_pending_tool_calls(session.id, {"approved": {**_APPROVE, **deadline}})
+    session.store.submit_tool_result(session.id, "approved", approved=True, approval_id="approved")
+    return _handles_step(faces)
+
+
 def _turn(faces: Faces, **options: Any) -> Call:
     return partial(_drive, faces.handle, **options)
 
@@ -555,6 +563,10 @@ _HANDLE: Final[Calls] = {
     "step that waits": partial(_handles_step, waits_for=_ASK),
     "step that waits for a permission": partial(_handles_step, waits_for=_PERMITTED),
     "step that uses an approval": _step_that_uses_an_approval,
+    "step before an approval is taken": _step_beside_an_answered_approval,
+    "step before an approval with a deadline is taken": partial(
+        _step_beside_an_answered_approval, deadline=IN_A_WHILE
+    ),
     "effect": _effect,
     "effect that is done": _done_effect,
     "effect that is attempted again": _effect_again,
