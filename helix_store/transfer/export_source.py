@@ -546,7 +546,7 @@ class ExportFile:
     def _name_of_failed(self, record: Record) -> str:
         """Return the name of a unit without any other record. Older exports have only its kind."""
         kind, tenant, name = (record.get(key) for key in ("of", "tenant", "name"))
-        if kind not in self._layouts:
+        if not isinstance(kind, str) or kind not in self._layouts:
             return "a unit"
         if isinstance(tenant, str) and isinstance(name, str):
             return f"the {named(kind, tenant, name)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from helix_store.core.ids import new_id
 from helix_store.models import Message, Session
-from helix_store.transfer import NotAnExport
+from helix_store.transfer import ExportFile, NotAnExport
+from helix_store.transfer.records import line_of
 from tests.cells import for_each
 from tests.databases import CommittedDatabase, delete_all_rows
 from tests.invariants import broken_invariants
@@ -162,6 +164,49 @@ def test_a_failed_session_is_told_again(committed_db: CommittedDatabase, data: b
     _, file = imported(committed_db, b"".join(lines))
     assert "It is broken." in file.problems[0].text
     assert _stored(committed_db) == ["b", "c"]
+
+
+_OF_NO_UNIT: list[Any] = [
+    ["session"],
+    {"session": 1},
+    {"session": []},
+    [[]],
+    {},
+    None,
+    1.5,
+    10**400,
+    "",
+    "\ud800",
+]
+
+
+@for_each(
+    ("kind", "name", "value"),
+    [
+        (kind, name, value)
+        for kind, names in {
+            "failed": ("of", "tenant", "name", "problem"),
+            "end": ("of", "counts", "sha256"),
+            "trailer": ("counts", "failed", "sha256"),
+        }.items()
+        for name in names
+        for value in _OF_NO_UNIT
+    ],
+    shared=True,
+)
+def test_a_wrong_value_in_a_line_that_ends_something_is_a_problem_of_this_line(
+    data: bytes, kind: str, name: str, value: Any
+) -> None:
+    failed = {"record": "failed", "of": "session", "tenant": "t", "name": "n", "problem": "It is broken."}
+    *records, trailer = lines_of(data)
+    whole = written([*records, failed, {**trailer, "failed": 1}])
+    number = _number(whole, record=kind)
+    changed = lines_of(whole)
+    changed[number - 1][name] = value
+    file = ExportFile(io.BytesIO(written(changed) if kind == "failed" else b"".join(map(line_of, changed))))
+    assert len(list(file.units())) >= 3
+    assert number in [problem.line for problem in file.problems]
+    assert file.is_complete is (kind == "failed")
 
 
 def test_a_record_of_a_missing_app_does_not_make_the_file_look_altered(
