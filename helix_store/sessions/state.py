@@ -621,8 +621,8 @@ def converted_fields(state: SessionState) -> dict[str, Any]:
     return converted
 
 
-DEFAULT_STEP: Final = "step-"
-"""The prefix of the id of a step that has no other id; its number follows."""
+default_step_id: Final = "step-{}".format
+"""Return the id of a step that has no other id, given its number."""
 SUPERSEDED: Final = "superseded"
 """The completion reason of a run that another run replaced."""
 
@@ -661,11 +661,6 @@ def next_step_count(state: SessionState) -> int:
     """Return the number of a session's next step. Raises `LimitExceeded`."""
     number = state.step_count
     return number + 1 if number < MAX_BIGINT else validation.next_number(number, "step_count")
-
-
-def default_step_id(state: SessionState) -> str:
-    """Return the default id of a session's next step. Raises `LimitExceeded`."""
-    return f"{DEFAULT_STEP}{next_step_count(state)}"
 
 
 @dataclass(frozen=True, slots=True)

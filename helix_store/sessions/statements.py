@@ -37,7 +37,7 @@ from helix_store.models import (
     StagedChange,
     SubSessionRef,
 )
-from helix_store.sessions.state import DEFAULT_STEP, STATE_COLUMNS, SUPERSEDED, WRITTEN_COLUMNS
+from helix_store.sessions.state import STATE_COLUMNS, SUPERSEDED, WRITTEN_COLUMNS, default_step_id
 
 _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
@@ -183,7 +183,7 @@ def _load_step(may_be_stopped: str) -> str:
         f""",
             EXISTS (
                 SELECT 1 FROM {_STAGED} AS g WHERE g.session_id = s.id AND g.step_id
-                    = coalesce(CAST(%(step_id)s AS text), '{DEFAULT_STEP}' || ({_NEXT_STEP}))
+                    = coalesce(CAST(%(step_id)s AS text), '{default_step_id("")}' || ({_NEXT_STEP}))
             ), {", ".join(f"i.{name}" for name in INTERRUPT_COLUMNS)}, {may_be_stopped}""",
         f"""
         LEFT JOIN {_INTERRUPT} AS i ON i.session_id = s.id AND i.run_id = %(run_id)s AND EXISTS (

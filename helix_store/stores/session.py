@@ -42,7 +42,7 @@ from helix_store.exceptions import (
 )
 from helix_store.sessions.effects import End, Entered, Intent
 from helix_store.sessions.messages import has_open_calls
-from helix_store.sessions.state import STORE_OWNED, converted_fields, default_step_id
+from helix_store.sessions.state import STORE_OWNED, converted_fields, default_step_id, next_step_count
 from helix_store.sessions.steps import (
     CommittedStep,
     OpenedStep,
@@ -162,7 +162,8 @@ class StoreSet:
         if state is None:
             return None
         interrupt = None if run_id is None else self.sessions.check_interrupt(session_id, run_id=run_id)
-        staged = self.sessions.get_staged_changes(session_id, step_id or default_step_id(state))
+        step_id = step_id or default_step_id(next_step_count(state))
+        staged = self.sessions.get_staged_changes(session_id, step_id)
         return OpenedStep(state, bool(staged), interrupt)
 
     def stage(self, session_id: str, step_id: str, changes: StagedChanges) -> StagedRow | None:

@@ -46,8 +46,8 @@ from helix_store.exceptions import (
     shown_id,
 )
 from helix_store.sessions.state import (
-    DEFAULT_STEP,
     SUSPENSION_FIELDS,
+    default_step_id,
     next_step_count,
     set_loaded,
 )
@@ -327,7 +327,7 @@ class Step(NotCopied, BothContexts):
             opened = self._open()
             state = opened.state
             self.number = next_step_count(state)
-            self._id = self._id or f"{DEFAULT_STEP}{self.number}"
+            self._id = self._id or default_step_id(self.number)
             self._state, self._version = state, state.version
             self._owned = state.message_count, state.mode, state.created_at, state.updated_at
             self._had_ended = state.status in TERMINAL_STATUSES
