@@ -43,7 +43,7 @@ BOUNDS = {
     "SQLite": (13, 96),
     "handle": (11, 75),
     "handle, staging": (13, 113),  # staging also writes the session's row, so that a stale snapshot fails
-    "turn": (21, 327),  # it asks whether the session is at rest, and reserves what its next step may spend
+    "turn": (21, 321),  # it asks whether the session is at rest, and reserves what its next step may spend
     "answer": (22, 146),  # an answer stores a decision; the page asks for tenants and the session's condition
     "put": (8, 62),
 }

@@ -53,7 +53,7 @@ from helix_store.sessions.state import (
 )
 from helix_store.sessions.steps import OpenedStep, StagedRow, StepWrite, are_stored
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
-from helix_store.stores.session import NotCopied, SessionHandleBase, UncommittedWrite
+from helix_store.stores.session import NotCopied, SessionHandleBase, StoreSet, UncommittedWrite
 
 _END_TURN: Final = "end_turn"
 _SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
@@ -86,12 +86,15 @@ class Readiness(NamedTuple):
     """True if the session has not ended and does not wait for an answer."""
 
 
-def readiness_of(state: SessionState, claims: Collection[str]) -> Readiness:
-    """Return the situation of a session. ``claims`` are the calls that its agent has answered itself."""
+def readiness_of(stores: StoreSet, state: SessionState) -> Readiness:
+    """Return the situation of a session with this loaded state.
+
+    This takes one statement if an answer may be the agent's own, otherwise none.
+    """
     suspended, has_ended = is_suspended(state), state.status in TERMINAL_STATUSES
     if not state.pending_client_tool_calls:
         return Readiness({}, suspended, can_continue=not has_ended)
-    calls = calls_of(state)
+    calls, claims = calls_of(state), stores.open_claims(state)
     is_waiting = suspended and bool(calls.unanswered or claims)
     answers = {key: answer for key, answer in calls.answers.items() if key not in claims}
     return Readiness(answers, suspended, can_continue=not (has_ended or is_waiting))

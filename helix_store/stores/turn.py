@@ -61,7 +61,6 @@ from helix_store.stores.effect import OpenEffect, described_error
 from helix_store.stores.session import NotCopied, SessionHandleBase, StoreSet, require_manager
 from helix_store.stores.step import (
     Progress,
-    Readiness,
     Step,
     UncommittedSteps,
     calls_of,
@@ -636,7 +635,7 @@ class Turn(NotCopied, BothContexts):
         if entry is None:
             raise SessionNotFound(self.session.id)
         state, self._newest_run = entry.state, entry.newest_run
-        if entry.is_at_rest and self._rests and not self._readiness(state).answers:
+        if entry.is_at_rest and self._rests and not readiness_of(self.session._stores, state).answers:
             self._progress, self._is_at_rest = Progress(state), True
             return self
         lock = self._locks.acquire(self.session.id, ttl_ms=self._ttl_ms, owner=self._owner)
@@ -672,11 +671,11 @@ class Turn(NotCopied, BothContexts):
         Raises `ConflictError` if another worker resumed or ended it after it was loaded.
         """
         store, session_id, token = self.session.store, self.session.id, self.fencing_token
-        readiness = self._readiness(state)
+        readiness = readiness_of(self.session._stores, state)
         if not readiness.can_continue:
             # Read under the lock: an answer may have arrived just before it and found the session busy.
             state = self.session.load()
-            readiness = self._readiness(state)
+            readiness = readiness_of(self.session._stores, state)
             if not readiness.can_continue:
                 self._settle(state)
                 return state
@@ -703,9 +702,6 @@ class Turn(NotCopied, BothContexts):
         if may_receive and status != SessionStatus.PAUSED and self.session._receive(state, token):
             state = self.session.load()
         return state
-
-    def _readiness(self, state: SessionState) -> Readiness:
-        return readiness_of(state, self.session._stores.open_claims(state))
 
     def _settle(self, state: SessionState) -> None:
         """Finish the work that a worker left unfinished if it died after its last step."""
