@@ -105,8 +105,8 @@ def read_figures(using: str | None = None, *, tenant: str | None = None) -> Figu
     """Return the figures of a database, for one tenant or for all tenants.
 
     Runs nine statements, each bounded: one for each condition, one for the rest, and two for budgets. It runs
-    more if there are over 1,000 suspended sessions and `find_stuck` reads past some of them. Raises
-    `StoreUnavailable` if the database does not answer.
+    more if there are over 1,000 suspended sessions and `find_stuck` reads past some of them, which ends after
+    10,000 sessions of a condition. Raises `StoreUnavailable` if the database does not answer.
     """
     checked = None if tenant is None else validation.tenant(tenant)
     db = Database(using, checked or "")

@@ -632,6 +632,14 @@ class DueSession(NamedTuple):
     posts: int
 
 
+def growing_pages(first: int) -> Iterator[int]:
+    """Yield the sizes of the pages of a search that may have to read past many sessions."""
+    size = first
+    while True:
+        yield size
+        size = max(size, min(2 * size, MOST_DUE_POSTS))
+
+
 def find_due_sessions(
     db: Database, limit: int, *, of_all: bool = False, tenants: Sequence[str] | None = None
 ) -> list[DueSession]:
@@ -642,16 +650,15 @@ def find_due_sessions(
         statement, of_some = FIND_DUE_POSTS_OF_SOME, {"tenants": list_parameter(db, list(tenants))}
     found: list[DueSession] = []
     due_at, key = _FIRST
-    while len(found) < limit:
-        # One page is read, unless it contains sessions in which only some of the calls are answered.
-        size = limit - len(found)
+    # One page is read, unless it contains sessions in which only some of the calls are answered.
+    for size in growing_pages(limit):
         page = {"tenant": db.tenant, "due_at": due_at, "key": key, "limit": size, **of_some}
         rows = [DueSession(*row) for row in db.read(statement, page)]
         found += _drivable(db, rows)
-        if len(rows) < size:
+        if len(rows) < size or len(found) >= limit:
             break
         due_at, key = rows[-1].due_at, rows[-1].key
-    return found
+    return found[:limit]
 
 
 def _due_in_turn(db: Database, limit: int, *, of_all: bool) -> list[DueSession]:
@@ -659,15 +666,14 @@ def _due_in_turn(db: Database, limit: int, *, of_all: bool) -> list[DueSession]:
     statement = DUE_POSTS_IN_TURN_OF_ALL if of_all else DUE_POSTS_IN_TURN
     found: list[DueSession] = []
     offset = 0
-    while len(found) < limit:
-        size = limit - len(found)
+    for size in growing_pages(limit):
         page = {"tenant": db.tenant, "limit": size, "offset": offset}
         rows = [DueSession(*row) for row in db.read(statement, page)]
         found += _drivable(db, rows)
-        if len(rows) < size:
+        if len(rows) < size or len(found) >= limit:
             break
         offset += size
-    return found
+    return found[:limit]
 
 
 def _drivable(db: Database, rows: Sequence[DueSession]) -> list[DueSession]:

@@ -7,11 +7,14 @@ refused it, and an adapter records in ``waiting_kind`` that its session waits.
 
 Each condition is one statement, which reads an index in the order of time and stops at its limit. Abandoned
 sessions are sorted: the time since when their worker is gone is in the lock. The calls of some sessions show
-only when they are read that the session is not stuck. If such sessions have taken places, more are read.
+only when they are read that the session is not stuck. If such sessions have taken places, more are read, up
+to a bound. No statement excludes them: a search in the text cannot tell the answer of a call from a part of
+its input, and the JSON functions of PostgreSQL fail for some documents.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -35,6 +38,7 @@ from helix_store.models import Budget, BudgetCounter, Effect, Lock, Run, Session
 from helix_store.models.sessions import NON_TERMINAL, OPEN_EFFECTS, WAITING_KIND
 from helix_store.sessions.effects import is_unknown
 from helix_store.sessions.messages import (
+    growing_pages,
     is_driven,
     is_unanswered,
     mark_announced,
@@ -63,6 +67,8 @@ CONDITIONS: Final[tuple[Condition, ...]] = get_args(Condition)
 BY_DEFAULT: Final = tuple(each for each in CONDITIONS if each != "waiting")
 MOST_STUCK: Final = 1_000
 """The maximum number of sessions that a call finds or announces."""
+MOST_READ: Final = 10_000
+"""The number of sessions after which the search for a condition reads no other page."""
 
 _SHOWN_FIRST: Final[tuple[Condition, ...]] = (
     "effect_unknown",
@@ -315,6 +321,9 @@ _READY: Final[dict[Reason, Callable[[Clock], _Search]]] = {
 
 class _Row(NamedTuple):
     key: int
+    """The key of the session."""
+    place: int
+    """The key in the order of the statement."""
     tenant: str
     session_id: str
     since: Any
@@ -331,6 +340,7 @@ class _Row(NamedTuple):
 def _selected(search: _Search, condition: str, *more: str) -> str:
     columns = [
         "s.id",
+        search.key,
         "s.tenant",
         "s.session_id",
         f"{search.since} AS since",
@@ -344,6 +354,13 @@ def _selected(search: _Search, condition: str, *more: str) -> str:
         *more,
     ]
     return f"SELECT {', '.join(columns)} FROM {search.source}"
+
+
+_logger = logging.getLogger(__name__)
+_TOO_MANY_ANSWERED: Final = (
+    "The search for sessions that are %s has read %s sessions and found only %s: the calls of the others are "
+    "answered. Resume or end those sessions; until then, the search does not reach the sessions behind them."
+)
 
 
 Tenants: TypeAlias = Literal["one", "some", "all"]
@@ -371,14 +388,14 @@ def find_statement(
 ) -> Statement:
     """Return the statement that finds the sessions with a condition, the longest first.
 
-    With ``is_next``, it begins after the session with the time ``since`` and the key ``key``.
+    With ``is_next``, it begins after the row with the time ``since`` and the key ``place``.
     """
 
     def text(clock: Clock, of_tenant: str) -> str:
         search = _SEARCHES[condition](clock)
         # A subquery is evaluated once, so an index can be read up to it.
         age = f"AND {search.since} <= (SELECT {clock.after('age_ms')})" if is_aged else ""
-        after = f"AND ({search.since}, {search.key}) > (%(since)s, %(key)s)" if is_next else ""
+        after = f"AND ({search.since}, {search.key}) > (%(since)s, %(place)s)" if is_next else ""
         return f"""
         {_selected(search, condition)}
         WHERE {of_tenant} {search.where} {age} {after}
@@ -481,7 +498,8 @@ def find_stuck(
     ``waiting``. A session is returned once for each of its conditions. ``older_than`` is at most a hundred
     years. Runs one statement for each condition, which reads an index. ``waiting`` takes another one if there
     are answers to approvals that may be the agent's own. ``waiting`` and ``unanswered`` take more if sessions
-    of which calls are answered would take the places of others. Raises `InvalidQuery`.
+    of which calls are answered would take the places of others. After 10,000 sessions, the search for a
+    condition ends with a warning in the log. Raises `InvalidQuery`.
     """
     chosen, age = checked_conditions(conditions), _checked_age(older_than)
     limit = validation.page_limit(limit, maximum=MOST_STUCK)
@@ -580,22 +598,27 @@ def find_keys(
 def _longest(
     db: Database, condition: Condition, tenants: Tenants, parameters: Mapping[str, Any], limit: int
 ) -> dict[int, StuckSession]:
-    """Return the sessions with a condition by key: at least ``limit``, if there are as many.
+    """Return the sessions with a condition by key: at least ``limit``, if there are as many among those that
+    it reads.
 
     This is one page, unless calls exclude some of its sessions. The pages grow: sessions that nobody resumes
     may be many. A session that changes in the meantime may be in two pages.
     """
     found: dict[int, StuckSession] = {}
-    page, last = {**parameters, "limit": limit}, None
-    while True:
-        statement = find_statement(condition, tenants, is_aged="age_ms" in parameters, is_next=bool(last))
-        rows = list(_rows(db, statement, page))
+    page, read = dict(parameters), 0
+    for size in growing_pages(limit):
+        statement = find_statement(condition, tenants, is_aged="age_ms" in parameters, is_next=read > 0)
+        rows = list(_rows(db, statement, page | {"limit": size}))
+        read += len(rows)
         for row, stuck in _found(db, rows):
             found.setdefault(row.key, stuck)
-        if len(rows) < page["limit"] or len(found) >= limit:
-            return found
-        last = rows[-1]
-        page |= {"since": last.since, "key": last.key, "limit": min(2 * page["limit"], MOST_STUCK)}
+        if len(rows) < size or len(found) >= limit:
+            break
+        if read >= MOST_READ:
+            _logger.warning(_TOO_MANY_ANSWERED, condition, read, len(found))
+            break
+        page |= {"since": rows[-1].since, "place": rows[-1].place}
+    return found
 
 
 def _rows(db: Database, statement: Statement, parameters: dict[str, Any]) -> Iterable[_Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -36,7 +36,14 @@ from helix_store.core import moments
 from helix_store.engine.database import Database
 from helix_store.exceptions import RunNotFound
 from helix_store.models import Effect, Lock, Run, Session
-from helix_store.stores.conditions import CONDITIONS, conditions_of, find_keys
+from helix_store.stores import conditions as conditions_module
+from helix_store.stores.conditions import (
+    CONDITIONS,
+    Condition,
+    conditions_of,
+    find_keys,
+    find_statement,
+)
 from helix_store.testing.state_store.approvals import forge_answer
 from helix_store.testing.usage.base import tokens
 from tests.cells import for_each
@@ -592,6 +599,69 @@ def test_more_sessions_are_read_at_once_the_more_of_them_do_not_count(stored: St
     assert _statements(stored, limit=1, older_than=HOUR) == (["waiting"], 4)
     key = rows.get(session_id="waiting").pk
     assert list(find_keys(stored.alias, ["waiting"], limit=1, tenants=[stored.tenant])) == [key]
+
+
+def test_the_search_for_a_condition_is_bounded(
+    stored: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered = [f"answered-{number}" for number in range(8)]
+    for session_id in (*answered, "waiting"):
+        _ask(stored, session_id, "call")
+        if session_id != "waiting":
+            _answer(stored, session_id, "call")
+    rows = Session.objects.using(stored.alias).filter(tenant=stored.tenant)
+    rows.filter(session_id="waiting").update(updated_at=moments.now() + HOUR)
+    monkeypatch.setattr(conditions_module, "MOST_READ", 7)
+    # Pages of one, two and four sessions.
+    assert _statements(stored, limit=1) == ([], 3)
+    (record,) = caplog.records
+    assert "has read 7 sessions and found only 0" in record.getMessage()
+    caplog.clear()
+    assert _statements(stored, limit=10) == (["waiting"], 1)
+    monkeypatch.undo()
+    assert _statements(stored, limit=1) == (["waiting"], 4)
+    assert caplog.records == []
+
+
+def test_sessions_with_due_posts_are_read_in_growing_pages(stored: Store) -> None:
+    partly = [f"partly-{number}" for number in range(6)]
+    for session_id in (*partly, "due"):
+        _ask(stored, session_id, "one", "two")
+        _answer(stored, session_id, "one")
+        stored.sessions.post_message(session_id, MESSAGE)
+    _answer(stored, "due", "two")
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: [due.session_id for due in stored.sessions.find_due_posts(limit=1)] == ["due"],
+        lambda: announce_due_posts(using=stored.alias, tenant=stored.tenant, limit=1) == 1,
+    )
+    for call in calls:
+        with CaptureQueriesContext(connections[stored.alias]) as captured:
+            assert call()
+        selected = [each for each in captured if "next_post_at <=" in each["sql"]]
+        assert len(selected) == 3
+
+
+@for_each("condition", ["abandoned", "effect_unknown"])
+def test_the_next_page_begins_after_the_last_row(stored: Store, condition: Condition) -> None:
+    """The rows of these conditions are those of other tables, in another order than the sessions."""
+    names = ["a", "b", "c"]
+    for session_id in names:
+        stored.new_session(session_id, agent_type="agent")
+    for session_id in reversed(names):
+        if condition == "abandoned":
+            abandon(stored, session_id)
+        else:
+            _effect(stored, session_id, "pay", 1)
+    at = moments.now() - HOUR
+    Run.objects.using(stored.alias).filter(session__tenant=stored.tenant).update(started_at=at)
+    Effect.objects.using(stored.alias).filter(session__tenant=stored.tenant).update(started_at=at)
+    found, page = [], {"tenant": stored.tenant, "limit": 1}
+    for _ in names:
+        statement = find_statement(condition, "one", is_next="place" in page)
+        for row in conditions_module._rows(Database(stored.alias, stored.tenant), statement, page):
+            found.append(row.session_id)
+            page |= {"since": row.since, "place": row.place}
+    assert found == ["c", "b", "a"]
 
 
 def test_a_session_that_changes_during_the_search_is_found_once(stored: Store) -> None:

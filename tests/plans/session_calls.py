@@ -88,7 +88,7 @@ def _next_page(condition: Condition) -> Make:
         db = Database(world.database.alias, world.store.tenant, None)
         (first,) = find_stuck(using=db.alias, tenant=db.tenant, conditions=[condition], limit=1)
         key = Session.objects.using(db.alias).get(tenant=db.tenant, session_id=first.session_id).pk
-        page = {"tenant": db.tenant, "since": first.since, "key": key, "limit": PAGE}
+        page = {"tenant": db.tenant, "since": first.since, "place": key, "limit": PAGE}
         return partial(db.read, find_statement(condition, "one", is_next=True), page)
 
     return make
