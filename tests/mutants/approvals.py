@@ -107,6 +107,7 @@ APPROVALS: Final = (
         _DEADLINES,
     ),
     Mutant("approval", "sessions/state.py", "if doubtful.claimed:", "if False:", _DEADLINES),
+    Mutant("approval", _RULES, " - self.open(decisions).keys())", ")", state("in_the_state_is_not_taken")),
     Mutant(
         "approval",
         "sessions/state.py",

@@ -178,7 +178,8 @@ LEDGERS: Final = (
     ),
     Mutant("turn", "sessions/statements.py", " AND {step}.step_count = r.step_count\n", "\n", _REST),
     Mutant("turn", "sessions/statements.py", "AND {step}.message_count = s.message_count", "\n", _REST),
-    Mutant("turn", _STEPS, "not (has_due_posts or ", "not (False or ", _REST),
+    Mutant("turn", _STEPS, " and not has_due_posts),", "),", _REST),
+    Mutant("turn", "stores/turn.py", " and not readiness_of(self.session._stores, state).answers", "", _REST),
     Mutant("turn", "stores/turn.py", "        turn._require_open(opened.state)\n", "", _PROGRESS),
     Mutant("turn", "stores/turn.py", "            self._turn._commit_failed(self, exc)\n", "", _PROGRESS),
     Mutant(
