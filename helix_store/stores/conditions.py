@@ -68,7 +68,7 @@ BY_DEFAULT: Final = tuple(each for each in CONDITIONS if each != "waiting")
 MOST_STUCK: Final = 1_000
 """The maximum number of sessions that a call finds or announces."""
 MOST_READ: Final = 10_000
-"""The number of sessions after which the search for a condition reads no other page."""
+"""The number of sessions after which the search for a condition reads no other page of up to 1,000."""
 
 _SHOWN_FIRST: Final[tuple[Condition, ...]] = (
     "effect_unknown",
