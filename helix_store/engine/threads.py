@@ -343,7 +343,7 @@ class TaskBlock:
     def __init__(self, roll_back: Callable[[OutsideTransaction], object]) -> None:
         self.roll_back = roll_back
         """Roll the transaction back, because one around it ends first."""
-        self.was_rolled_back_early = False
+        self.was_rolled_back_early = self.is_left = False
         self._loop = asyncio.get_running_loop()
         self._thread = 0
 
@@ -353,7 +353,7 @@ class TaskBlock:
 
     def check_task(self) -> None:
         """Raise `OutsideTransaction` for a call of another task in the thread of the block."""
-        if self not in _blocks_of_task.get() and threading.get_ident() == self._thread:
+        if self not in _own_blocks() and threading.get_ident() == self._thread:
             raise OutsideTransaction(_OF_ANOTHER_TASK)
 
     def check_loop(self) -> None:
@@ -387,21 +387,30 @@ task_blocks: Final[dict[Any, TaskBlock]] = {}
 after_fork(task_blocks.clear)
 
 
+def _own_blocks() -> tuple[TaskBlock, ...]:
+    """Return the blocks that this task may use, outermost first.
+
+    Its context also keeps blocks that another task has left: those in which the task was created, and that of
+    an asynchronous generator that another task has closed.
+    """
+    return tuple(each for each in _blocks_of_task.get() if not each.is_left)
+
+
 def join_block(block: TaskBlock) -> None:
     """Record a block in the context of this task."""
-    _blocks_of_task.set((*_blocks_of_task.get(), block))
+    _blocks_of_task.set((*_own_blocks(), block))
 
 
 def leave_block(block: TaskBlock) -> None:
-    """Remove a block from the context of this task, which may be another one than that of `join_block`."""
-    _blocks_of_task.set(tuple(each for each in _blocks_of_task.get() if each is not block))
+    """Make a block one that no task may use. This may be another task than that of `join_block`."""
+    block.is_left = True
+    _blocks_of_task.set(_own_blocks())
 
 
 def require_open_block() -> None:
     """Raise `OutsideTransaction` if the innermost block of this task was rolled back early."""
-    blocks = _blocks_of_task.get()
-    if blocks:
-        blocks[-1].check_end()
+    for block in _own_blocks()[-1:]:
+        block.check_end()
 
 
 def require_task_of_block(connection: BaseDatabaseWrapper) -> None:

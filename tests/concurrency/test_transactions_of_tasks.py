@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, Final
 
 import pytest
@@ -231,6 +232,51 @@ async def test_calls_in_a_block_that_was_rolled_back_with_the_outer_one_are_refu
     with pytest.raises(Interruption):
         await tasks[0]
     assert await sync_to_async(texts)(store) == []
+
+
+async def test_a_task_that_was_created_in_a_block_that_was_rolled_back_is_free_after_its_end(
+    store: AnyStore,
+) -> None:
+    may_go_on, inner_is_open, ending = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    tasks, children = [], []
+
+    async def late() -> int:
+        await may_go_on.wait()
+        return await say(store, "late")
+
+    async def inner() -> None:
+        async with store.transaction():
+            children.append(asyncio.create_task(late()))
+            inner_is_open.set()
+            await ending.wait()
+
+    async def outer() -> None:
+        async with store.transaction():
+            tasks.append(asyncio.create_task(inner()))
+            await asyncio.wait_for(inner_is_open.wait(), PATIENCE)
+
+    with pytest.raises(OutsideTransaction):
+        await outer()
+    ending.set()
+    with pytest.raises(OutsideTransaction):
+        await tasks[0]
+    may_go_on.set()
+    assert await children[0] == 1
+
+
+async def test_a_task_is_free_after_another_one_has_closed_its_generator(store: AnyStore) -> None:
+    async def opened() -> AsyncGenerator[None, None]:
+        async with store.transaction():
+            yield
+
+    generator = opened()
+    with pytest.raises(OutsideTransaction):
+        async with store.transaction():
+            await anext(generator)
+    with pytest.raises(OutsideTransaction):
+        await say(store, "too early")
+    await asyncio.create_task(generator.aclose(), context=Context())
+    assert await say(store, "next") == 1
 
 
 async def test_a_task_that_outlives_its_block_is_outside_of_the_next_one(store: AnyStore) -> None:

@@ -292,12 +292,12 @@ SESSIONS_AND_LOCKS: Final = (
     ),
     # --- Calls that would join the transaction of another task
     Mutant("waits", _DATABASE, "if task_blocks:", "if False:", _TASKS),
-    Mutant("waits", "engine/threads.py", "self not in _blocks_of_task.get()", "False", _TASKS),
+    Mutant("waits", "engine/threads.py", "self not in _own_blocks()", "False", _TASKS),
     Mutant(
         "waits",
         "engine/threads.py",
-        "if blocks:\n        blocks[-1].check_end()",
-        "if False:\n        pass",
+        "for block in _own_blocks()[-1:]:",
+        "for block in ():",
         _TASKS,
     ),
 )
