@@ -527,8 +527,8 @@ class OutsideTransaction(HelixStoreError):
     """The caller's atomic() block is open in another thread; leave it first, or make the call in its thread.
 
     `asgiref.sync.async_to_sync` makes async calls in the thread of its caller. ``asyncio.run``, and the
-    executors of agent frameworks, do not. The error is also raised if another task has a transaction of the
-    store open in this thread.
+    executors of agent frameworks, do not. The error is also raised by a synchronous call if another task
+    has a transaction of the store open in this thread.
     """
 
     code = "outside_transaction"

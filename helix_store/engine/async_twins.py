@@ -9,6 +9,7 @@ import inspect
 import itertools
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -22,10 +23,13 @@ from django.db import close_old_connections
 from helix_store import conf
 from helix_store.core.ids import PerProcess
 from helix_store.engine.threads import (
+    Obstacle,
     find_djangos_thread,
+    find_obstacle,
     find_parked_caller,
     keep_open,
     note_transactions_of,
+    passing,
     require_open_block,
     return_to_pool_after,
 )
@@ -37,6 +41,11 @@ R = TypeVar("R")
 _ITEMS_PER_CROSSING = 100
 """Switching to a thread costs more than an item; batches keep memory use constant."""
 _LONGEST_HANDOVER_SECONDS = 1.0
+_PASSING_THREADS = 8
+"""Each may use a connection. They are none of the event loop's own, because all of them may wait for rows of
+the transaction that they pass, while the task of the transaction needs the loop's own threads, for example to
+look up a host.
+"""
 
 
 def is_async(call: Callable[..., Any]) -> bool:
@@ -113,7 +122,8 @@ class BothContexts:
 
 async def in_thread(call: Callable[[], R]) -> R:
     """Make a call in a thread that may block. Raises `OutsideTransaction` if the caller blocks this thread or
-    Django's and has a transaction open there.
+    Django's and has a transaction open there, and `StoreBusy` if another task has one open in Django's thread
+    for too long.
     """
     return await _made_in(_choose_thread(), call)
 
@@ -156,10 +166,25 @@ def _choose_thread() -> _Thread:
 
 
 async def _made_in(thread: _Thread, call: Callable[[], R]) -> R:
-    if thread.is_djangos:
-        return await sync_to_async(_keeping_connections, thread_sensitive=True)(call)
+    return await (_in_djangos_thread(call) if thread.is_djangos else _in_pool(thread.threads, call))
+
+
+async def _in_djangos_thread(call: Callable[[], R]) -> R:
+    """Make a call in Django's thread, but not in a transaction that another task has open there. Raises
+    `StoreBusy` if the call has to wait for the transaction for too long.
+    """
+    began = time.monotonic()
+    attempt = sync_to_async(_unless_taken, thread_sensitive=True)
+    while isinstance(made := await attempt(call), Obstacle):
+        if made.is_passable:
+            return await _in_pool(_PASSING_THREADS, functools.partial(passing, call))
+        await made.block.wait_for_end(began)
+    return made
+
+
+async def _in_pool(threads: int, call: Callable[[], R]) -> R:
     # The event loop's pool ends with the loop, and no thread in that pool waits for this loop.
-    pool = _pools.get()(thread.threads) if thread.threads and not _is_pooled.get() else None
+    pool = _pools.get()(threads) if threads and not _is_pooled.get() else None
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(pool, context.run, _releasing_connections, call)
@@ -171,7 +196,16 @@ async def in_thread_to_the_end(call: Callable[[], R]) -> R:
     connection that its next call would share.
     """
     # A transaction is noted in the context of the caller, not in that of the task.
-    running = asyncio.ensure_future(_made_in(_choose_thread(), call))
+    return await _to_the_end(_made_in(_choose_thread(), call))
+
+
+async def in_djangos_thread_to_the_end(call: Callable[[], R]) -> R:
+    """End a transaction in Django's thread, even while another task has one open in it."""
+    return await _to_the_end(sync_to_async(_keeping_connections, thread_sensitive=True)(call))
+
+
+async def _to_the_end(work: Coroutine[Any, Any, R]) -> R:
+    running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -201,6 +235,12 @@ def _new_pools() -> Callable[[int], ThreadPoolExecutor]:
 
 
 _pools: Final = PerProcess(_new_pools)
+
+
+def _unless_taken(call: Callable[[], R]) -> R | Obstacle:
+    """Make a call unless another task has a transaction open in this thread."""
+    # No task can open one while the call runs.
+    return find_obstacle() or _keeping_connections(call)
 
 
 def _keeping_connections(call: Callable[[], R]) -> R:

@@ -10,7 +10,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any, TypeVar
 
-from helix_store.engine.threads import TaskBlock, ending_inner
+from helix_store.engine.threads import TaskBlock, opened_in_memory
 
 
 class MemoryTable:
@@ -125,13 +125,8 @@ class WorldLock:
     @contextmanager
     def owned_by(self, block: TaskBlock) -> Iterator[None]:
         """Hold the lock for a task, which must have taken it."""
-        block.begin()
-        self._blocks.append(block)
-        try:
-            with ending_inner(block, lambda: self._blocks):
-                yield
-        finally:
-            self._blocks.remove(block)
+        with opened_in_memory(block, self._blocks):
+            yield
 
 
 class MemoryWorld:

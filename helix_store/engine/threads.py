@@ -13,7 +13,9 @@ connection forever: a call there releases it when it ends.
 **Tasks.** The tasks of an event loop share Django's thread, and so its connection. If one of them keeps a
 transaction open between two calls, the calls of the others would join the transaction, and a rollback would
 take back writes that these calls have acknowledged. Such a transaction is recorded in the context of its
-task, from which the tasks that it creates inherit it, and calls from other contexts are refused.
+task, from which the tasks that it creates inherit it. Asynchronous calls from other contexts are made on
+another connection, or wait for the end of the transaction (see `find_obstacle`). A synchronous call from
+another context occupies the thread in which the transaction must end, so it is refused.
 
 **Waits.** Some calls would wait forever for a lock of a caller that itself waits for the call. A caller in an
 ``atomic()`` block may wait for another thread, as `graph.invoke` does. If that thread waits for a row that
@@ -38,12 +40,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from itertools import accumulate, chain, repeat
 from types import FrameType, MappingProxyType, TracebackType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from asgiref.current_thread_executor import CurrentThreadExecutor
@@ -319,9 +321,16 @@ def frames_of(thread: int) -> list[FrameType]:
 
 # --- The transactions of tasks -------------------------------------------------------------------------
 
+_LONGEST_WAIT_SECONDS: Final = 30.0
+"""The time for which a call waits for the transaction of another task, which may itself wait for the call."""
+
 _OF_ANOTHER_TASK: Final = (
     "Another task has an `async with` block of transaction() open in this thread, and a rollback would take "
-    "this call back; make the call in a task that is created inside the block, or after the block."
+    "this synchronous call back; await the async form of the call, or make it after the block."
+)
+_STAYS_OPEN: Final = (
+    "Another task has had an `async with` block of transaction() open for a long time. If the block waits "
+    "for this call, make the call in a task that is created inside the block; otherwise try again."
 )
 _INNER_IS_OPEN: Final = (
     "A task that was created inside this block of transaction() still has a block open; both were rolled "
@@ -337,6 +346,9 @@ _STOPS_THE_LOOP: Final = (
 )
 
 
+R = TypeVar("R")
+
+
 class TaskBlock:
     """A transaction that an ``async with`` block keeps open. Calls may join it if their context names it."""
 
@@ -344,16 +356,37 @@ class TaskBlock:
         self.roll_back = roll_back
         """Roll the transaction back, because one around it ends first."""
         self.was_rolled_back_early = self.is_left = False
+        self.is_in_memory = False
         self._loop = asyncio.get_running_loop()
         self._thread = 0
+        self._ended: Future[None] = Future()
 
-    def begin(self) -> None:
+    def begin(self, *, is_in_memory: bool) -> None:
         """Begin in this thread."""
-        self._thread = threading.get_ident()
+        self._thread, self.is_in_memory = threading.get_ident(), is_in_memory
+        # Otherwise a waiting task that is cancelled would cancel it.
+        self._ended.set_running_or_notify_cancel()
+
+    def end(self) -> None:
+        """Wake the tasks that wait for the end."""
+        self._ended.set_result(None)
+
+    async def wait_for_end(self, began: float) -> None:
+        """Wait until the block has ended, in any event loop, for a call that began at this time. Raises
+        `StoreBusy`.
+        """
+        timeout = began + _LONGEST_WAIT_SECONDS - time.monotonic()
+        ended, _ = await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=max(timeout, 0))
+        if not ended:
+            raise StoreBusy(_STAYS_OPEN)
+
+    def is_of_another_task(self) -> bool:
+        """Return whether a call in this thread would join the block of another task."""
+        return threading.get_ident() == self._thread and self not in _own_blocks()
 
     def check_task(self) -> None:
         """Raise `OutsideTransaction` for a call of another task in the thread of the block."""
-        if self not in _own_blocks() and threading.get_ident() == self._thread:
+        if self.is_of_another_task():
             raise OutsideTransaction(_OF_ANOTHER_TASK)
 
     def check_loop(self) -> None:
@@ -383,7 +416,9 @@ class TaskBlock:
 _blocks_of_task: Final[ContextVar[tuple[TaskBlock, ...]]] = ContextVar("helix_store_task_blocks", default=())
 
 task_blocks: Final[dict[Any, TaskBlock]] = {}
-"""The open blocks of tasks in databases, by their ``atomic()``."""
+"""The open blocks of tasks, in the order in which they began. The key of a block in a database is its
+``atomic()``, that of a block in memory is the block itself.
+"""
 after_fork(task_blocks.clear)
 
 
@@ -424,29 +459,96 @@ def _task_blocks_on(connection: Any) -> list[TaskBlock]:
     return [task_blocks[each] for each in connection.atomic_blocks if each in task_blocks]
 
 
+class Obstacle(NamedTuple):
+    """A block of another task, because of which a call cannot be made in this thread now."""
+
+    block: TaskBlock
+    is_passable: bool
+    """True if the call can be made on another connection, outside of all transactions of this thread."""
+
+
+def find_obstacle() -> Obstacle | None:
+    """Return the innermost block that another task has open in this thread.
+
+    A call cannot pass it on another connection if it is part of a transaction of this thread: that of its own
+    task, or one around the block, as in Django's `TestCase`. The same applies with autocommit off, where code
+    of this thread commits what the call writes. SQLite has one writer at a time: the call would wait there,
+    make a transaction fail that has read, or see nothing, if the database is in memory.
+    """
+    others = [each for each in list(task_blocks.values()) if each.is_of_another_task()]
+    if not others:
+        return None
+    is_passable = (
+        not _own_blocks()
+        and not any(each.is_in_memory for each in others)
+        and all(map(_may_be_passed, connections.all(initialized_only=True)))
+    )
+    return Obstacle(others[-1], is_passable)
+
+
+def _may_be_passed(connection: Any) -> bool:
+    if not connection.in_atomic_block:
+        return connection.vendor != "sqlite" or not connection.is_in_memory_db()
+    return connection.vendor == "postgresql" and connection.commit_on_exit and _is_of_task(connection)
+
+
+def _is_of_task(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a task has begun the transaction of a connection."""
+    return outermost_block(connection) in task_blocks
+
+
+_is_passing: Final[ContextVar[bool]] = ContextVar("helix_store_is_passing", default=False)
+"""True in a call that passes the block of another task. As far as anyone knows, the block does not wait for
+the call.
+"""
+
+
+def passing(call: Callable[[], R]) -> R:
+    """Make a call in another thread than that of a block of another task, outside of the block."""
+    token = _is_passing.set(True)
+    try:
+        return call()
+    finally:
+        _is_passing.reset(token)
+
+
 @contextmanager
 def opened_by_task(block: TaskBlock, connection: Any) -> Iterator[None]:
     """Make the innermost ``atomic()`` of a connection a block of a task."""
-    atomic = connection.atomic_blocks[-1]
-    block.begin()
-    task_blocks[atomic] = block
-    try:
-        with ending_inner(block, lambda: _task_blocks_on(connection)):
-            yield
-    finally:
-        task_blocks.pop(atomic, None)
+    block.begin(is_in_memory=False)
+    with _open_until_end(block, connection.atomic_blocks[-1], lambda: _task_blocks_on(connection)):
+        yield
 
 
 @contextmanager
-def ending_inner(block: TaskBlock, opened: Callable[[], Sequence[TaskBlock]]) -> Iterator[None]:
-    """Call `TaskBlock.end_inner` at the end. An error of the block itself is raised as it is."""
+def opened_in_memory(block: TaskBlock, opened: list[TaskBlock]) -> Iterator[None]:
+    """Make the innermost transaction of a `MemoryWorld`, whose open blocks are ``opened``, one of a task."""
+    block.begin(is_in_memory=True)
+    opened.append(block)
     try:
-        yield
-    except BaseException:
-        with suppress(OutsideTransaction):
-            block.end_inner(opened())
-        raise
-    block.end_inner(opened())
+        with _open_until_end(block, block, lambda: opened):
+            yield
+    finally:
+        opened.remove(block)
+
+
+@contextmanager
+def _open_until_end(
+    block: TaskBlock, key: object, opened: Callable[[], Sequence[TaskBlock]]
+) -> Iterator[None]:
+    """Call `TaskBlock.end_inner` at the end. An error of the block itself is raised as it is."""
+    task_blocks[key] = block
+    try:
+        try:
+            yield
+        except BaseException:
+            with suppress(OutsideTransaction):
+                block.end_inner(opened())
+            raise
+        block.end_inner(opened())
+    finally:
+        task_blocks.pop(key, None)
+        block.end()
 
 
 # --- The connections of calls ------------------------------------------------------------------------
@@ -497,9 +599,14 @@ def require_thread_of_caller(connection: BaseDatabaseWrapper) -> None:
 
 
 def note_transactions_of(threads: Collection[int]) -> None:
-    """Record the open transactions of threads that wait for this context; ``threads`` are thread idents."""
+    """Record the open transactions of threads that wait for this context; ``threads`` are thread idents.
+
+    A transaction of another task is none that waits for it.
+    """
     for connection in opened_connections():
-        if connection.in_atomic_block and connection._thread_ident in threads:  # type: ignore[attr-defined]
+        if not connection.in_atomic_block or _ident_of_thread(connection) not in threads:
+            continue
+        if not _is_of_task(connection) or task_blocks.get(outermost_block(connection)) in _own_blocks():
             _note(connection)
 
 
@@ -703,6 +810,8 @@ def _pool_of_thread() -> str:
 
 def refuse_again(connection: BaseDatabaseWrapper) -> None:
     """Raise `OutsideTransaction` if this thread was refused because of a block that is still waiting."""
+    if _is_passing.get():
+        return
     thread = threading.get_ident()
     for key in (_pool_of_thread(), thread):
         refused = refused_threads.get(key)
@@ -756,7 +865,7 @@ class Wait:
         """Return the holders whose threads have done nothing but wait for `_IDLE_SECONDS`."""
         idle, marks = [], {}
         for holder in holders:
-            mark = _waits_at(holder)
+            mark = None if _is_passing.get() and _is_of_task(holder) else _waits_at(holder)
             if mark is None:
                 continue
             known, since = self._marks.get(id(holder), (mark, now))
@@ -801,7 +910,7 @@ class _WaitOnServer(Wait):
             self._began, self._marks = began, {}
         holders = blocks_elsewhere(self._connection)
         idle = self._idle_holders(holders, now)
-        is_late = now - began >= _LONGEST_SECONDS
+        is_late = now - began >= (_LONGEST_WAIT_SECONDS if _is_passing.get() else _LONGEST_SECONDS)
         blocking = idle or (holders if is_late else [])
         if not blocking or not self._is_blocked_by(blocking):
             return

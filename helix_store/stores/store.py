@@ -22,7 +22,12 @@ from helix_store.core.limits import Limits
 from helix_store.core.types import Duration, Run, SessionPage, SessionState, StagedChanges
 from helix_store.core.usage import Dollars
 from helix_store.core.validation import Guard
-from helix_store.engine.async_twins import BothContexts, async_twin, is_in_djangos_thread
+from helix_store.engine.async_twins import (
+    BothContexts,
+    async_twin,
+    in_djangos_thread_to_the_end,
+    is_in_djangos_thread,
+)
 from helix_store.engine.database import Call, Database, UncommittedWrite
 from helix_store.engine.memory import MemoryTransaction, MemoryWorld
 from helix_store.engine.threads import TaskBlock, join_block, leave_block, opened_by_task, release
@@ -336,9 +341,10 @@ class StoreTransaction(BothContexts):
         if self._task_block is None:
             return False
         try:
-            if self._task_block.was_rolled_back_early and error is not None:
-                return False
-            return await super().__aexit__(kind, error, trace)
+            is_handled = await in_djangos_thread_to_the_end(partial(self.__exit__, kind, error, trace))
+            if error is None:
+                self._task_block.check_end()
+            return is_handled
         finally:
             leave_block(self._task_block)
 
@@ -460,9 +466,12 @@ class Store(StoreBase):
         """Run all calls of a ``with`` or ``async with`` block in one transaction, which commits at its end.
 
         An exception rolls the transaction back and propagates. The block is an ``atomic()`` block: it
-        includes your own rows in the same database, and inside another block it is a savepoint. While an
-        ``async with`` block is open, calls of other tasks in its thread raise `OutsideTransaction`, unless
-        the tasks were created inside of it. If ``ASYNC_THREADS`` is set, entering it raises the same error.
+        includes your own rows in the same database, and inside another block it is a savepoint.
+
+        Calls of other tasks are not part of an ``async with`` block, unless the tasks were created inside of
+        it. In its thread, synchronous ones raise `OutsideTransaction`, and asynchronous ones use another
+        connection or wait for the end of the block: entering another one does. After 30 seconds, they raise
+        `StoreBusy`. If ``ASYNC_THREADS`` is set, entering the block raises `OutsideTransaction`.
         """
         return StoreTransaction(self._block)
 
@@ -674,8 +683,9 @@ class InMemoryStore(StoreBase):
     def transaction(self) -> StoreTransaction:
         """Run all calls of a ``with`` or ``async with`` block in one transaction.
 
-        Other threads wait until it ends, and other tasks are refused as by `Store.transaction`. An exception
-        restores the data of all stores of the world and propagates. Signals are sent during the block.
+        Other threads wait until it ends, and so do asynchronous calls of other tasks, for up to 30 seconds
+        (see `Store.transaction`). An exception restores the data of all stores of the world and propagates.
+        Signals are sent during the block.
         """
         # A table is saved only if it existed before the block.
         _ = self.locks, self.usage, self.budgets, self.streams

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
-from django.db import connections
+from django.db import connections, transaction
 
-from helix_store import InMemoryStore, OutsideTransaction, Store
+from helix_store import InMemoryStore, OutsideTransaction, Store, StoreBusy
+from helix_store.core.types import RunStatus
+from helix_store.engine import threads
 from helix_store.engine.threads import task_blocks
 from tests.cells import Cells
 from tests.databases import ALIASES, CommittedDatabase
 
 AnyStore = Store | InMemoryStore
+R = TypeVar("R")
 
 PATIENCE: Final = 60
 
@@ -33,6 +36,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[AnyStore]:
         database: CommittedDatabase = request.getfixturevalue(f"{request.param}_db")
         made = Store(database.alias, tenant=database.tenant)
     made.new_session("session", agent_type="agent")
+    made.new_session("other", agent_type="agent")
     yield made
     assert not task_blocks
 
@@ -41,24 +45,29 @@ def said(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-async def say(store: AnyStore, text: str) -> int:
-    return await store.session("session").asay(said(text))
+async def say(store: AnyStore, text: str, session: str = "session") -> int:
+    return await store.session(session).asay(said(text))
 
 
-def texts(store: AnyStore) -> list[str]:
-    return [message["content"] for message in store.session("session").messages()]
+def texts(store: AnyStore, session: str = "session") -> list[str]:
+    return [message["content"] for message in store.session(session).messages()]
+
+
+def passes(store: AnyStore) -> bool:
+    """Return whether a call of another task is made on another connection."""
+    return isinstance(store, Store) and connections[store.alias].vendor == "postgresql"
 
 
 class Block:
     """A block of another task, which is open from `is_open` until `ending` is set."""
 
-    def __init__(self, store: AnyStore, *, fails: bool = False) -> None:
-        self._store, self._fails = store, fails
+    def __init__(self, store: AnyStore, *, fails: bool = False, session: str = "session") -> None:
+        self._store, self._fails, self._session = store, fails, session
         self.is_open, self.ending = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
         async with self._store.transaction():
-            await say(self._store, "A")
+            await say(self._store, "A", self._session)
             self.is_open.set()
             await self.ending.wait()
             if self._fails:
@@ -76,7 +85,7 @@ def sync_block(store: AnyStore) -> None:
 
 async def block(store: AnyStore) -> None:
     async with store.transaction():
-        pass
+        await say(store, "B")
 
 
 async def step(store: AnyStore) -> None:
@@ -89,38 +98,153 @@ async def turn(store: AnyStore) -> None:
         pass
 
 
-CALLS: Final[dict[str, Callable[[AnyStore], Awaitable[Any]]]] = {
+CALLS: Final[dict[str, Callable[[AnyStore], Coroutine[Any, Any, Any]]]] = {
     "a write": lambda store: say(store, "B"),
     "a read": lambda store: store.session("session").aload(),
     "a list": lambda store: store.alist_sessions(),
     "a step": step,
     "a turn": turn,
-    "a lock": lambda store: store.locks.aacquire("session"),
+    "a lock": lambda store: store.locks.aacquire("lock"),
     "usage": lambda store: store.usage.aget_rollup("session"),
     "a stream": lambda store: store.streams.create_writer("stream", "run", "agent"),
-    "another block": block,
-    "a synchronous call": lambda store: sync_to_async(sync_call)(store),
-    "a synchronous block": lambda store: sync_to_async(sync_block)(store),
 }
 
 
-@pytest.mark.parametrize("fails", [True, False])
-async def test_a_call_of_another_task_is_refused_before_any_statement(store: AnyStore, fails: bool) -> None:
-    other = Block(store, fails=fails)
+async def made_beside(
+    store: AnyStore, call: Coroutine[Any, Any, R], *, fails: bool = True, session: str = "other"
+) -> R:
+    """Make a call while another task has a block open, which ends after the call, or while the call waits."""
+    other = Block(store, fails=fails, session=session)
     task = asyncio.create_task(other.run())
     await asyncio.wait_for(other.is_open.wait(), PATIENCE)
-    sent: list[str] = []
-    with Cells() as cells:
-        for name, call in CALLS.items():
-            with cells.check(name):
-                async with asyncio.timeout(PATIENCE):
-                    sent = await refused(store, call)
-                assert sent == []
+    calling = asyncio.create_task(call)
+    if passes(store) and session == "other":
+        await asyncio.wait_for(asyncio.wait([calling]), PATIENCE)
+    else:
+        # After 0.3 seconds, a call that waits for its own caller would be refused.
+        assert not (await asyncio.wait([calling], timeout=0.05 if session == "other" else 0.5))[0]
     other.ending.set()
     with suppress(Interruption):
         await task
-    assert await sync_to_async(texts)(store) == ([] if fails else ["A"])
-    assert await say(store, "B") == (1 if fails else 2)
+    return await asyncio.wait_for(calling, PATIENCE)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_call_of_another_task_is_not_part_of_the_block(store: AnyStore, fails: bool) -> None:
+    with Cells() as cells:
+        for name, call in CALLS.items():
+            with cells.check(name):
+                await made_beside(store, call(store), fails=fails)
+    assert await sync_to_async(texts)(store) == ["B", "B"]
+    assert await sync_to_async(texts)(store, "other") == ([] if fails else ["A"] * len(CALLS))
+
+
+async def test_a_call_that_needs_what_the_block_has_changed_waits_for_its_end(store: AnyStore) -> None:
+    assert await made_beside(store, say(store, "B"), fails=False, session="session") == 2
+    assert await sync_to_async(texts)(store) == ["A", "B"]
+
+
+async def test_blocks_of_two_tasks_are_one_after_the_other(store: AnyStore) -> None:
+    other = Block(store, fails=True)
+    task = asyncio.create_task(other.run())
+    await asyncio.wait_for(other.is_open.wait(), PATIENCE)
+    entering = asyncio.create_task(block(store))
+    assert not (await asyncio.wait([entering], timeout=0.2))[0]
+    other.ending.set()
+    with pytest.raises(Interruption):
+        await task
+    await asyncio.wait_for(entering, PATIENCE)
+    assert await sync_to_async(texts)(store) == ["B"]
+
+
+async def test_the_result_of_an_effect_is_stored_beside_a_block(store: AnyStore) -> None:
+    async with store.session("session").turn() as turn:
+        async with turn.effect("pay", tool_name="pay", input={}) as effect:
+            await made_beside(store, effect.adone({"receipt": 1}))
+        async with turn.effect("ask", tool_name="ask", input={}) as effect:
+            await made_beside(store, effect.anot_done("refused"))
+    page = await store.sessions.alist_effects("session")
+    assert [(each.state, each.result) for each in page.items] == [
+        ("done", {"receipt": 1}),
+        ("not_done", None),
+    ]
+
+
+async def test_a_turn_an_effect_and_a_lock_are_left_beside_a_block(store: AnyStore) -> None:
+    turn = store.session("session").turn()
+    await turn.__aenter__()
+    effect = turn.effect("pay", tool_name="pay", input={})
+    await effect.__aenter__()
+    failed = Interruption("after it was sent")
+    await made_beside(store, effect.__aexit__(Interruption, failed, None))
+    await made_beside(store, turn.__aexit__(None, None, None))
+    lock = await store.locks.aacquire("session")
+    assert lock is not None
+    await made_beside(store, lock.arelease())
+    assert not await store.locks.ais_locked("session")
+    (run,) = await store.sessions.alist_runs("session")
+    (pay,) = (await store.sessions.alist_effects("session")).items
+    assert (run.status, pay.state) == (RunStatus.COMPLETED, "unknown")
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_is_made_to_the_end(store: AnyStore) -> None:
+    other = Block(store)
+    task = asyncio.create_task(other.run())
+    await asyncio.wait_for(other.is_open.wait(), PATIENCE)
+    calling = asyncio.create_task(say(store, "B"))
+    assert not (await asyncio.wait([calling], timeout=0.2))[0]
+    calling.cancel()
+    assert not (await asyncio.wait([calling], timeout=0.2))[0]
+    other.ending.set()
+    await task
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert await sync_to_async(texts)(store) == ["A", "B"]
+
+
+async def test_a_call_for_which_the_block_waits_is_made_outside_or_ends_with_an_error(
+    store: AnyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_LONGEST_WAIT_SECONDS", 0.5)
+    may_begin = asyncio.Event()
+
+    async def earlier(session: str) -> int:
+        await may_begin.wait()
+        return await say(store, "earlier", session)
+
+    one, two = asyncio.create_task(earlier("session")), asyncio.create_task(earlier("other"))
+    async with store.transaction():
+        await say(store, "A", "other")
+        may_begin.set()
+        if passes(store):
+            assert await asyncio.wait_for(one, PATIENCE) == 1
+        else:
+            with pytest.raises(StoreBusy):
+                await asyncio.wait_for(one, PATIENCE)
+        with pytest.raises(StoreBusy):
+            await asyncio.wait_for(two, PATIENCE)
+    assert await sync_to_async(texts)(store, "other") == ["A"]
+
+
+SYNCHRONOUS_CALLS: Final[dict[str, Callable[[AnyStore], Awaitable[Any]]]] = {
+    "a call": lambda store: sync_to_async(sync_call)(store),
+    "a block": lambda store: sync_to_async(sync_block)(store),
+}
+
+
+async def test_a_synchronous_call_of_another_task_is_refused_before_any_statement(store: AnyStore) -> None:
+    other = Block(store, fails=True)
+    task = asyncio.create_task(other.run())
+    await asyncio.wait_for(other.is_open.wait(), PATIENCE)
+    with Cells() as cells:
+        for name, call in SYNCHRONOUS_CALLS.items():
+            with cells.check(name):
+                async with asyncio.timeout(PATIENCE):
+                    assert await refused(store, call) == []
+    other.ending.set()
+    with pytest.raises(Interruption):
+        await task
+    assert await sync_to_async(texts)(store) == []
 
 
 async def refused(store: AnyStore, call: Callable[[AnyStore], Awaitable[Any]]) -> list[str]:
@@ -173,17 +297,22 @@ async def test_a_block_in_a_block_is_a_savepoint_of_its_task(store: AnyStore) ->
 
 
 async def test_a_savepoint_of_a_sibling_takes_no_calls(store: AnyStore) -> None:
-    async with store.transaction():
-        sibling = Block(store, fails=True)
-        task = asyncio.create_task(sibling.run())
-        await asyncio.wait_for(sibling.is_open.wait(), PATIENCE)
-        with pytest.raises(OutsideTransaction, match="Another task"):
-            await say(store, "of the parent")
-        sibling.ending.set()
-        with pytest.raises(Interruption):
-            await task
-        await say(store, "afterwards")
-    assert await sync_to_async(texts)(store) == ["afterwards"]
+    async def work() -> None:
+        async with store.transaction():
+            sibling = Block(store, fails=True)
+            task = asyncio.create_task(sibling.run())
+            await asyncio.wait_for(sibling.is_open.wait(), PATIENCE)
+            calling = asyncio.create_task(say(store, "of the parent"))
+            assert not (await asyncio.wait([calling], timeout=0.2))[0]
+            sibling.ending.set()
+            with suppress(Interruption):
+                await task
+            assert await asyncio.wait_for(calling, PATIENCE) == 1
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        await work()
+    assert await sync_to_async(texts)(store) == []
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -287,16 +416,41 @@ async def test_a_task_that_outlives_its_block_is_outside_of_the_next_one(store: 
         return await say(store, "late")
 
     async with store.transaction():
-        first, second = asyncio.create_task(late()), asyncio.create_task(late())
-    async with store.transaction():
+        task = asyncio.create_task(late())
+
+    async def continued() -> int:
         may_go_on.set()
-        with pytest.raises(OutsideTransaction, match="Another task"):
-            await first
-    assert isinstance((await asyncio.gather(second, return_exceptions=True))[0], int | OutsideTransaction)
-    assert await say(store, "next") >= 1
+        return await task
+
+    assert await made_beside(store, continued()) == 1
 
 
-async def test_a_cancelled_block_is_rolled_back_and_refuses_nobody_afterwards(store: AnyStore) -> None:
+async def test_a_task_whose_block_is_rolled_back_while_it_leaves_the_block_is_told_so(
+    store: AnyStore,
+) -> None:
+    outer_may_end, inner_may_end, is_open = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def inner() -> None:
+        async with store.transaction():
+            is_open.set()
+            await inner_may_end.wait()
+
+    async def outer() -> None:
+        async with store.transaction():
+            tasks.append(asyncio.create_task(inner()))
+            await outer_may_end.wait()
+
+    tasks: list[asyncio.Task[None]] = []
+    tasks.append(asyncio.create_task(outer()))
+    await asyncio.wait_for(is_open.wait(), PATIENCE)
+    outer_may_end.set()
+    inner_may_end.set()
+    for each in tasks:
+        with pytest.raises(OutsideTransaction):
+            await asyncio.wait_for(each, PATIENCE)
+
+
+async def test_a_cancelled_block_is_rolled_back_and_stops_nobody_afterwards(store: AnyStore) -> None:
     other = Block(store)
     task = asyncio.create_task(other.run())
     await asyncio.wait_for(other.is_open.wait(), PATIENCE)
@@ -306,7 +460,7 @@ async def test_a_cancelled_block_is_rolled_back_and_refuses_nobody_afterwards(st
     assert await say(store, "B") == 1
 
 
-async def test_an_error_on_entry_refuses_nobody_afterwards(store: AnyStore) -> None:
+async def test_an_error_on_entry_stops_nobody_afterwards(store: AnyStore) -> None:
     used = store.transaction()
     async with used:
         pass
@@ -341,16 +495,13 @@ async def test_a_block_in_a_synchronous_function_meets_no_other_task(store: AnyS
     assert sorted(await sync_to_async(texts)(store)) == ["B", "kept"]
 
 
-async def test_another_world_is_not_affected() -> None:
+async def test_a_call_to_another_world_also_waits() -> None:
+    """A thread is asked before a call what is open in it, and not yet for which store the call is."""
     store, other = InMemoryStore(), InMemoryStore()
     for each in (store, other):
-        each.new_session("session", agent_type="agent")
-    open_block = Block(store)
-    task = asyncio.create_task(open_block.run())
-    await asyncio.wait_for(open_block.is_open.wait(), PATIENCE)
-    assert await say(other, "B") == 1
-    open_block.ending.set()
-    await task
+        for name in ("session", "other"):
+            each.new_session(name, agent_type="agent")
+    assert await made_beside(store, say(other, "B")) == 1
 
 
 async def test_tasks_with_a_thread_each_are_not_affected(committed_db: CommittedDatabase) -> None:
@@ -375,19 +526,26 @@ async def test_tasks_with_a_thread_each_are_not_affected(committed_db: Committed
 
 
 def test_tasks_of_synchronous_code_are_tasks_too(store: AnyStore) -> None:
-    async def work() -> None:
-        other = Block(store, fails=True)
-        task = asyncio.create_task(other.run())
-        await asyncio.wait_for(other.is_open.wait(), PATIENCE)
-        with pytest.raises(OutsideTransaction, match="Another task"):
-            await say(store, "B")
-        other.ending.set()
-        with pytest.raises(Interruption):
-            await task
-        await say(store, "B")
-
-    async_to_sync(work)()
+    assert async_to_sync(made_beside)(store, say(store, "B")) == 1
     assert texts(store) == ["B"]
+
+
+def test_a_call_beside_a_block_is_part_of_the_transaction_around_both(
+    committed_db: CommittedDatabase,
+) -> None:
+    """As in Django's `TestCase`."""
+    store = Store(committed_db.alias, tenant=committed_db.tenant)
+    store.new_session("session", agent_type="agent")
+
+    def work() -> None:
+        with transaction.atomic(using=store.alias):
+            async_to_sync(made_beside)(store, say(store, "B"), session="session")
+            assert texts(store) == ["B"]
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        work()
+    assert texts(store) == []
 
 
 async def test_a_loop_in_djangos_thread_has_no_transaction(store: AnyStore) -> None:
