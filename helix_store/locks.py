@@ -717,11 +717,22 @@ def trust_ends(requested_at: float, ttl_ms: int) -> float:
 
 
 class _Window(NamedTuple):
-    """A trust window."""
+    """What a successful request has set, and the trust window that began with it."""
 
     ends: float
+    ttl_ms: int
+    expires_at: datetime | str
     request: UncommittedWrite | MemoryTransaction | None
-    """The request that the window began with, if its transaction was still open."""
+    """The request, if its transaction was still open."""
+
+    @property
+    def is_lost(self) -> bool:
+        return self.request is not None and self.request.is_lost
+
+    @property
+    def is_final(self) -> bool:
+        """True if no rollback can take the request back."""
+        return self.request is None or self.request.is_committed
 
 
 class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
@@ -746,12 +757,10 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         self.name: Final = name
         self.owner: Final = owner
         self.fencing_token: Final = term.fencing_token
-        self._expires_at = term.expires_at
-        self.ttl_ms = ttl_ms
-        """The TTL of the last successful request, in milliseconds."""
+        ends = trust_ends(requested_at, ttl_ms)
         # The newest window comes last. Those before it apply if the caller rolls its request back.
         self._windows: tuple[_Window, ...] = (
-            _Window(trust_ends(requested_at, ttl_ms), backend.uncommitted_write()),
+            _Window(ends, ttl_ms, term.expires_at, backend.uncommitted_write()),
         )
         self._changes = 0
         self._mutex = threading.Lock()
@@ -763,7 +772,12 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     @property
     def expires_at(self) -> datetime:
         """The end of the term on the database's clock; a worker should check `is_trusted` instead."""
-        return as_utc(self._expires_at)
+        return as_utc(self._window.expires_at)
+
+    @property
+    def ttl_ms(self) -> int:
+        """The TTL of the last successful request that was not rolled back, in milliseconds."""
+        return self._window.ttl_ms
 
     def is_trusted(self) -> bool:
         """Return whether the term is certain to be active, without querying the database. It is true until
@@ -771,20 +785,21 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         was sent. A request that the caller's transaction has rolled back does not count. It is always false
         after `release` or a `LockLostError`, and after the acquisition was rolled back.
         """
-        return time.monotonic() < self._trust_ends()
+        return time.monotonic() < self._window.ends
 
-    def _trust_ends(self) -> float:
-        for window in reversed(self._windows):
-            if window.request is None or not window.request.is_lost:
-                return window.ends
-        return _NEVER
+    @property
+    def _window(self) -> _Window:
+        """The newest window whose request was not rolled back. If all were, trust has ended."""
+        windows = self._windows
+        kept = (each for each in reversed(windows) if not each.is_lost)
+        return next(kept, windows[0]._replace(ends=_NEVER))
 
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
         """Restart the TTL, or start a different one, and return the new end of the term.
 
-        One statement, which joins the caller's transaction: a rollback undoes the new end, and trust ends as
-        if you had not called this. Raises `LockLostError` if the term was released, has expired, was taken
-        over, or was acquired in a transaction that was rolled back. Safe to repeat.
+        One statement, which joins the caller's transaction: a rollback undoes the new end and the new TTL,
+        and trust ends as if you had not called this. Raises `LockLostError` if the term was released, has
+        expired, was taken over, or was acquired in a transaction that was rolled back. Safe to repeat.
         """
         ttl_ms = self.ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         changes, requested_at = self._changes, time.monotonic()
@@ -798,13 +813,9 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
             if self._changes != changes:
                 # Another request was answered in the meantime. The order in which the database ran them is
                 # unknown.
-                ends = min(ends, self._trust_ends())
+                ends = min(ends, self._window.ends)
             self._changes += 1
-            # A window that has ended is of no use. A refresh that is committed confirms the acquisition.
-            earlier = [] if request is None else [each for each in self._windows if each.ends > requested_at]
-            self._windows = (*earlier, _Window(ends, request))
-            self._expires_at = expires_at
-            self.ttl_ms = ttl_ms
+            self._windows = _needed((*self._windows, _Window(ends, ttl_ms, expires_at, request)))
         return expires_at
 
     def release(self) -> bool:
@@ -845,7 +856,13 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     def _end_trust(self) -> None:
         with self._mutex:
             self._changes += 1
-            self._windows = ()
+            self._windows = (self._window._replace(ends=_NEVER, request=None),)
+
+
+def _needed(windows: tuple[_Window, ...]) -> tuple[_Window, ...]:
+    """Return the newest window that no rollback can take back, and those after it; if there is none, all."""
+    final = (number for number in reversed(range(len(windows))) if windows[number].is_final)
+    return windows[next(final, 0) :]
 
 
 class DatabaseLockManager(LockManagerBase):

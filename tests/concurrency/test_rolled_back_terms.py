@@ -105,6 +105,35 @@ def test_a_rolled_back_refresh_does_not_extend_trust(store: AnyStore) -> None:
         assert is_held or not lock.is_trusted()
 
 
+def test_a_rolled_back_refresh_leaves_the_ttl_and_the_end_as_they_were(store: AnyStore) -> None:
+    lock = acquired(store)
+    before = lock.expires_at
+    with rolled_back(store):
+        shorter = lock.refresh(50)
+        assert (lock.ttl_ms, lock.expires_at) == (50, shorter)
+    assert (lock.ttl_ms, lock.expires_at) == (LONG, before)
+    assert lock.refresh() >= before
+    with store.transaction():
+        longer = lock.refresh(2 * LONG)
+        with rolled_back(store):
+            lock.refresh(50)
+    assert (lock.ttl_ms, lock.expires_at) == (2 * LONG, longer)
+    assert lock.release()
+    assert (lock.ttl_ms, lock.expires_at) == (2 * LONG, longer)
+
+
+def test_a_lock_remembers_only_what_a_rollback_may_leave(store: AnyStore) -> None:
+    lock = acquired(store)
+    for _ in range(3):
+        with store.transaction():
+            lock.refresh()
+            with rolled_back(store):
+                lock.refresh()
+    with store.transaction():
+        lock.refresh()
+        assert len(lock._windows) == 3
+
+
 def test_a_turn_whose_lock_was_rolled_back_writes_nothing(store: AnyStore) -> None:
     session = store.new_session("session", agent_type="agent")
     turn = session.turn(ttl=LONG)
