@@ -40,9 +40,10 @@ from helix_store.core.moments import as_utc
 from helix_store.core.types import Duration, LockInfo
 from helix_store.core.validation import Guard, milliseconds
 from helix_store.engine.async_twins import async_twin
-from helix_store.engine.database import Call, Database, DatabaseOperations, UncommittedWrite, new_call_id
-from helix_store.engine.memory import MemoryRows, MemoryTransaction, MemoryWorld
+from helix_store.engine.database import Call, Database, DatabaseOperations, new_call_id
+from helix_store.engine.memory import MemoryRows, MemoryWorld
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table
+from helix_store.engine.uncommitted import UncommittedWrite
 from helix_store.exceptions import HelixStoreError, LockLostError, StoreBusy
 from helix_store.models import Lock as LockRow
 from helix_store.models import Session
@@ -326,8 +327,8 @@ class DatabaseLocks(DatabaseOperations):
         # This needs a transaction, because no stored value shows who ended a term.
         return bool(self.db.transaction(lambda: self.db.execute(FORCE_RELEASE, self._row(name))))
 
-    def uncommitted_write(self) -> UncommittedWrite | None:
-        return self.db.uncommitted_write()
+    def write_in_block(self) -> UncommittedWrite | None:
+        return self.db.write_in_block()
 
     def is_locked(self, name: str) -> bool:
         return bool(self.db.read(IS_LOCKED, self._row(name)))
@@ -468,7 +469,7 @@ class MemoryLocks:
             if lock.lasts
         ]
 
-    def uncommitted_write(self) -> MemoryTransaction | None:
+    def write_in_block(self) -> UncommittedWrite | None:
         return self._world.open_transaction
 
     def _own_term(self, name: str, term: Term) -> StoredLock | None:
@@ -501,7 +502,7 @@ class NoOpLocks:
     def release(self, name: str, term: Term) -> bool:
         return True
 
-    def uncommitted_write(self) -> None:
+    def write_in_block(self) -> None:
         return None
 
     def force_release(self, name: str) -> bool:
@@ -722,7 +723,7 @@ class _Window(NamedTuple):
     ends: float
     ttl_ms: int
     expires_at: datetime | str
-    request: UncommittedWrite | MemoryTransaction | None
+    request: UncommittedWrite | None
     """The request, if its transaction was still open."""
 
     @property
@@ -760,7 +761,7 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         ends = trust_ends(requested_at, ttl_ms)
         # The newest window comes last. Those before it apply if the caller rolls its request back.
         self._windows: tuple[_Window, ...] = (
-            _Window(ends, ttl_ms, term.expires_at, backend.uncommitted_write()),
+            _Window(ends, ttl_ms, term.expires_at, backend.write_in_block()),
         )
         self._changes = 0
         self._mutex = threading.Lock()
@@ -807,7 +808,7 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         if expires_at is None:
             self._end_trust()
             raise LockLostError(name=self.name, fencing_token=self.fencing_token)
-        request = self._backend.uncommitted_write()
+        request = self._backend.write_in_block()
         with self._mutex:
             ends = trust_ends(requested_at, ttl_ms)
             if self._changes != changes:

@@ -81,6 +81,7 @@ from helix_store.engine.threads import (
     used_aliases,
     watched_wait,
 )
+from helix_store.engine.uncommitted import UncommittedWrite
 from helix_store.exceptions import (
     HelixStoreError,
     InvalidQuery,
@@ -100,7 +101,7 @@ __all__ = [
     "DatabaseOperations",
     "Parameters",
     "Rows",
-    "UncommittedWrite",
+    "WriteInDatabase",
     "reads",
     "writes",
 ]
@@ -250,7 +251,7 @@ class Call(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class UncommittedWrite:
+class WriteInDatabase(UncommittedWrite):
     """A write in an open transaction of ``connection``."""
 
     connection: BaseDatabaseWrapper
@@ -266,16 +267,8 @@ class UncommittedWrite:
 
     @property
     def is_open(self) -> bool:
-        """True if the write's transaction is still open and no savepoint around the write was rolled back.
-
-        Django drops the hooks of a savepoint that is rolled back, and all hooks when COMMIT fails.
-        """
+        # Django drops the hooks of a savepoint that is rolled back, and all hooks when COMMIT fails.
         return any(entry[1] == self.commit for entry in self.connection.run_on_commit)
-
-    @property
-    def is_lost(self) -> bool:
-        """True if the write was rolled back, or if nothing shows whether its COMMIT was executed."""
-        return not (self.is_committed or self.is_open)
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,10 +437,13 @@ class Database:
             # Outside a block, on_commit() would open a connection only to check its autocommit mode.
             call(alias)
 
-    def uncommitted_write(self) -> UncommittedWrite | None:
-        """Return a record of a write that was just made, if it is part of an ``atomic()`` block."""
+    def write_in_block(self) -> WriteInDatabase | None:
+        """Return a record of a write that was just made, if it is part of an ``atomic()`` block.
+
+        With autocommit off there is none, because Django would not report the outcome.
+        """
         connection = connections[self.alias]
-        return UncommittedWrite(connection) if connection.in_atomic_block else None
+        return WriteInDatabase(connection) if connection.in_atomic_block else None
 
     @property
     def has_row_locks(self) -> bool:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from helix_store.engine.threads import TaskBlock, opened_in_memory
+from helix_store.engine.uncommitted import UncommittedWrite
 
 
 class MemoryTable:
@@ -33,7 +34,7 @@ class MemoryTable:
         return put_back
 
 
-class MemoryTransaction:
+class MemoryTransaction(UncommittedWrite):
     """A transaction of a `MemoryWorld`, or a savepoint within one, and how it has ended."""
 
     def __init__(self, outer: MemoryTransaction | None) -> None:
@@ -46,20 +47,13 @@ class MemoryTransaction:
 
     @property
     def is_committed(self) -> bool:
-        """True if neither it nor a transaction around it was rolled back, and all of them have ended."""
         return self._is_kept is True and (self._outer is None or self._outer.is_committed)
 
     @property
     def is_open(self) -> bool:
-        """True if it may still be rolled back."""
         if self._is_kept is True:
             return self._outer is not None and self._outer.is_open
         return self._is_kept is None
-
-    @property
-    def is_lost(self) -> bool:
-        """True if it, or a transaction around it, was rolled back."""
-        return not (self.is_committed or self.is_open)
 
 
 V = TypeVar("V")

@@ -23,6 +23,7 @@ from helix_store.core import validation
 from helix_store.core.effects import Effect, EffectState, Reconcile, effect_key
 from helix_store.core.payloads import decode_optional, encode
 from helix_store.engine.async_twins import BothContexts, async_twin, in_thread_to_the_end
+from helix_store.engine.uncommitted import UncommittedWrite
 from helix_store.exceptions import (
     ConflictError,
     EffectUnknown,
@@ -31,7 +32,7 @@ from helix_store.exceptions import (
     shown_id,
 )
 from helix_store.sessions.effects import End, Entered, Intent, Outcome, StoredEffect, encoded_result
-from helix_store.stores.session import NotCopied, SessionHandleBase, UncommittedWrite
+from helix_store.stores.session import NotCopied, SessionHandleBase
 
 _logger = logging.getLogger(__name__)
 _NOT_BEGUN: Final = datetime.min.replace(tzinfo=UTC)
@@ -98,7 +99,7 @@ class OpenEffect(NotCopied, BothContexts, Effect):
     def state(self) -> EffectState:  # type: ignore[override]  # read-only here
         """The stored state. The end counts as not stored if its transaction was rolled back."""
         with self._mutex:
-            if self._ended is not None and self._has_lost_end():
+            if self._uncommitted is not None and self._uncommitted.is_lost:
                 self._ended = self._uncommitted = None
             if self._ended is not None:
                 return self._ended
@@ -109,10 +110,6 @@ class OpenEffect(NotCopied, BothContexts, Effect):
         """The stored result; ``None`` unless the effect is done."""
         stored = self._stored
         return decode_optional(stored.result) if self.is_done and stored is not None else None
-
-    def _has_lost_end(self) -> bool:
-        write = self._uncommitted
-        return write is not None and not (write.is_committed or write.is_open)
 
     # Entering
 

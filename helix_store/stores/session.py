@@ -32,6 +32,7 @@ from helix_store.core.types import (
 )
 from helix_store.core.usage import UsageRollup
 from helix_store.engine.async_twins import async_twin, in_thread_to_the_end
+from helix_store.engine.uncommitted import UncommittedWrite
 from helix_store.exceptions import (
     ConflictError,
     InvalidPayload,
@@ -52,20 +53,6 @@ from helix_store.sessions.steps import (
     are_stored,
     dropped_staging,
 )
-
-
-class UncommittedWrite(Protocol):
-    """A write in a transaction of the caller, and its outcome."""
-
-    @property
-    def is_committed(self) -> bool: ...
-
-    @property
-    def is_open(self) -> bool:
-        """True if its transaction is still open, and nothing around the write was rolled back.
-
-        If the write is neither open nor committed, it was rolled back, or only the store knows its outcome.
-        """
 
 
 class StoreSet:
@@ -112,7 +99,10 @@ class StoreSet:
         return False
 
     def uncommitted_write(self) -> UncommittedWrite | None:
-        """Follow the open transaction of the caller for a write in it; ``None`` without one."""
+        """Follow the open transaction of the caller for a write in it; ``None`` without one.
+
+        With autocommit off, the write counts as lost at once, because Django does not report its outcome.
+        """
         return None
 
     def enter_effect(self, session_id: str, intent: Intent, fencing_token: int | None) -> Entered:

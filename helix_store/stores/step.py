@@ -35,6 +35,7 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import messages as checked_messages
 from helix_store.engine.async_twins import BothContexts, async_twin
+from helix_store.engine.uncommitted import UncommittedWrite
 from helix_store.exceptions import (
     ConflictError,
     FencedOutError,
@@ -53,7 +54,7 @@ from helix_store.sessions.state import (
 )
 from helix_store.sessions.steps import OpenedStep, StagedRow, StepWrite, are_stored
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
-from helix_store.stores.session import NotCopied, SessionHandleBase, StoreSet, UncommittedWrite
+from helix_store.stores.session import NotCopied, SessionHandleBase, StoreSet
 
 _END_TURN: Final = "end_turn"
 _SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
@@ -200,12 +201,9 @@ class UncommittedSteps(list[_UncommittedStep]):
         self.append(_UncommittedStep(write, before))
 
     def settle(self) -> Progress | None:
-        """Drop committed and lost steps, and return the progress before the first lost one.
-
-        A step counts as lost if it was rolled back, or if nothing shows whether its COMMIT was executed.
-        """
+        """Drop committed and lost steps, and return the progress before the first lost one."""
         for number, (write, before) in enumerate(self):
-            if not (write.is_committed or write.is_open):
+            if write.is_lost:
                 del self[number:]
                 return before
         self[:] = [step for step in self if not step.write.is_committed]
@@ -603,9 +601,7 @@ class Step(NotCopied, BothContexts):
     def _require_staged_in_block(self) -> None:
         """Raise `ConflictError` if the caller has rolled back a change that it staged."""
         lost = [
-            shown_id(tool_call_id)
-            for tool_call_id, write in self._staged_in_block.items()
-            if not (write.is_committed or write.is_open)
+            shown_id(tool_call_id) for tool_call_id, write in self._staged_in_block.items() if write.is_lost
         ]
         if lost:
             raise ConflictError(

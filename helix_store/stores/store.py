@@ -28,7 +28,7 @@ from helix_store.engine.async_twins import (
     in_djangos_thread_to_the_end,
     is_in_djangos_thread,
 )
-from helix_store.engine.database import Call, Database, UncommittedWrite
+from helix_store.engine.database import Call, Database, WriteInDatabase
 from helix_store.engine.memory import MemoryTransaction, MemoryWorld
 from helix_store.engine.threads import TaskBlock, join_block, leave_block, opened_by_task, release
 from helix_store.exceptions import ConflictError, NotSupportedOnBackend, OutsideTransaction
@@ -491,9 +491,9 @@ class Store(StoreBase):
     def in_callers_transaction(self) -> bool:
         return self.sessions._db.in_transaction
 
-    def uncommitted_write(self) -> UncommittedWrite | None:
+    def uncommitted_write(self) -> WriteInDatabase | None:
         db = self.sessions._db
-        return UncommittedWrite(db.connection) if db.in_transaction else None
+        return WriteInDatabase(db.connection) if db.in_transaction else None
 
     def announce_unknown(self, session_id: str, effect_id: str) -> None:
         announce(self.sessions._db, session_id, [effect_unknown], effect_id=effect_id)

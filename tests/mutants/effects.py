@@ -118,8 +118,8 @@ EFFECTS: Final = (
     Mutant(
         "effect",
         _HANDLE,
-        "return write is not None and not (write.is_committed or write.is_open)",
-        "return False",
+        "if self._uncommitted is not None and self._uncommitted.is_lost:",
+        "if False:",
         _CALLER,
     ),
     Mutant(
