@@ -727,10 +727,6 @@ class _Window(NamedTuple):
     """The request, if its transaction was still open."""
 
     @property
-    def is_lost(self) -> bool:
-        return self.request is not None and self.request.is_lost
-
-    @property
     def is_final(self) -> bool:
         """True if no rollback can take the request back."""
         return self.request is None or self.request.is_committed
@@ -780,6 +776,12 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         """The TTL of the last successful request that was not rolled back, in milliseconds."""
         return self._window.ttl_ms
 
+    @property
+    def requested_at(self) -> datetime:
+        """The time of that request on the database's clock."""
+        window = self._window
+        return as_utc(window.expires_at) - timedelta(milliseconds=window.ttl_ms)
+
     def is_trusted(self) -> bool:
         """Return whether the term is certain to be active, without querying the database. It is true until
         nine tenths of the TTL have passed on this process's monotonic clock since the last successful request
@@ -791,9 +793,10 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     @property
     def _window(self) -> _Window:
         """The newest window whose request was not rolled back. If all were, trust has ended."""
-        windows = self._windows
-        kept = (each for each in reversed(windows) if not each.is_lost)
-        return next(kept, windows[0]._replace(ends=_NEVER))
+        for window in reversed(self._windows):
+            if window.request is None or not window.request.is_lost:
+                return window
+        return self._windows[0]._replace(ends=_NEVER)
 
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
         """Restart the TTL, or start a different one, and return the new end of the term.

@@ -150,9 +150,9 @@ class Spending:
         return self._stores.usage if self._usage is None else self._usage
 
     def read_time_of(self, lock: HeldLock) -> None:
-        """Read the database's time from the end of a lock's term, which has just begun."""
+        """Read the database's time from a lock's term, which has just begun."""
         if isinstance(lock, Lock):
-            self._time.read(lock.expires_at - timedelta(milliseconds=lock.ttl_ms))
+            self._time.read(lock.requested_at)
 
     # Reservations
 

@@ -127,7 +127,7 @@ SESSIONS_AND_LOCKS: Final = (
     Mutant("fence", _LOCK_SQL, " AND call_id = %(term_id)s AND {_IS_HELD}", " AND {_IS_HELD}", _LOCKS),
     Mutant("fence", _LOCK_SQL, "call_id = %(term_id)s AND {_IS_HELD}", "call_id = %(term_id)s", _LOCKS),
     Mutant("fence", _LOCK_SQL, "lock.lasts and lock.term_id == term.id", "lock.lasts", _ROLLED_BACK),
-    Mutant("fence", _LOCK_SQL, "if not each.is_lost)", "if True)", _ROLLED_BACK),
+    Mutant("fence", _LOCK_SQL, "not window.request.is_lost", "True", _ROLLED_BACK),
     Mutant("fence", _LOCK_SQL, " AND call_id = %(call_id)s AND {_IS_HELD}", "AND {_IS_HELD}", _LOST_LOCKS),
     Mutant("fence", _LOCK_SQL, "call_id = %(call_id)s AND {_IS_HELD}", "call_id = %(call_id)s", _LOST_LOCKS),
     Mutant("fence", _LOCK_SQL, " AND call_id = %(call_id)s AND expires_at", " AND expires_at", _LOST_LOCKS),
