@@ -548,6 +548,17 @@ def test_a_call_beside_a_block_is_part_of_the_transaction_around_both(
     assert texts(store) == []
 
 
+async def test_an_idle_connection_to_sqlite_lets_calls_pass_a_block_on_postgresql(
+    postgres_db: CommittedDatabase, sqlite_db: CommittedDatabase
+) -> None:
+    for database in (sqlite_db, postgres_db):
+        store = Store(database.alias, tenant=database.tenant)
+        for name in ("session", "other"):
+            await store.anew_session(name, agent_type="agent")
+    assert passes(store)
+    assert await made_beside(store, say(store, "B")) == 1
+
+
 async def test_a_loop_in_djangos_thread_has_no_transaction(store: AnyStore) -> None:
     async def work() -> None:
         with pytest.raises(OutsideTransaction):
