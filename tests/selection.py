@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -166,8 +166,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.definition.add_marker(chosen, append=False)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     if config.option.tier == Tier.REST:
         items[:] = [item for item in items if _is_rest(config, item)]
     if config.option.shuffle:
@@ -177,6 +177,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (places[item.path], order.random()))
     if config.option.tier != Tier.QUICK:
         items.sort(key=lambda item: _from_root(item.path) not in LONGEST)
+    yield
+    if config.option.tier == Tier.QUICK and not config.option.shuffle:
+        # While one worker migrates the databases, the others run what needs none.
+        items.sort(key=_uses_databases)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -189,6 +193,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             "python -m pytest -n logical --rest runs all this, --all runs everything (tests/README.md)",
         ):
             terminalreporter.write_line(line)
+
+
+def _uses_databases(item: pytest.Item) -> bool:
+    return (
+        "django_db_setup" in getattr(item, "fixturenames", ())
+        or item.get_closest_marker("django_db") is not None
+    )
 
 
 def _from_root(path: Path) -> str:
