@@ -196,7 +196,8 @@ def comparable(value: Any) -> Any:
             if (type(value).__name__, each.name) != ("StoredMessage", "id")
         ]
     else:
-        names = [each for each in dir(value) if isinstance(getattr(type(value), each, None), property)]
+        public = [each for each in dir(type(value)) if not each.startswith("_")]
+        names = [each for each in public if isinstance(getattr(type(value), each), property)]
     return type(value).__name__, {name: comparable(getattr(value, name)) for name in names}
 
 
