@@ -356,13 +356,6 @@ def _selected(search: _Search, condition: str, *more: str) -> str:
     return f"SELECT {', '.join(columns)} FROM {search.source}"
 
 
-_logger = logging.getLogger(__name__)
-_TOO_MANY_ANSWERED: Final = (
-    "The search for sessions that are %s has read %s sessions and found only %s: the calls of the others are "
-    "answered. Resume or end those sessions; until then, the search does not reach the sessions behind them."
-)
-
-
 Tenants: TypeAlias = Literal["one", "some", "all"]
 """The sessions among which a statement searches: of one tenant, of a list of tenants, or of all tenants."""
 
@@ -593,6 +586,13 @@ def find_keys(
             if key not in found or stuck.since < found[key].since:
                 found[key] = stuck
     return dict(sorted(found.items(), key=lambda each: each[1].since)[:limit])
+
+
+_logger = logging.getLogger(__name__)
+_TOO_MANY_ANSWERED: Final = (
+    "The search for sessions that are %s has read %s sessions and found only %s: the calls of the others are "
+    "answered. Resume or end those sessions; until then, the search does not reach the sessions behind them."
+)
 
 
 def _longest(

@@ -834,7 +834,10 @@ class Turn(NotCopied, BothContexts):
             self._check(progress.state, may_be_stopped=may_be_stopped, is_uncommitted=write is not None)
 
     def _check(self, state: SessionState, *, may_be_stopped: bool, is_uncommitted: bool) -> None:
-        """Stop the turn if the budgets, which a commit has not reserved, do not allow the next step."""
+        """Check the budgets for a next step for which the commit has reserved nothing.
+
+        If they refuse it, the turn stops.
+        """
         try:
             refusal = self._spending.check(state, self.fencing_token, may_be_stopped=may_be_stopped)
         except HelixStoreError:

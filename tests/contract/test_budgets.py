@@ -36,7 +36,7 @@ class TestDatabaseBudgetStore(OnADatabase):
     # They are above the back end.
     same_on_each_database = (BudgetArgumentContract,)
     long_tests = ("test_a_loop_calls_the_model_no_more_often_than_the_budget_allows",)
-    """The quick tier runs these on PostgreSQL only."""
+    """In the quick tier, these run on PostgreSQL, and not on SQLite too."""
 
     @pytest.fixture(autouse=True)
     def committed_database(self, committed_db: CommittedDatabase) -> None:

@@ -75,7 +75,7 @@ class TestDatabaseStateStore(EffectContract, DatabaseContract):
         "test_the_newest_token_may_write",
         "test_what_the_caller_assigns_is_saved_as_given",
     )
-    """The quick tier runs these on PostgreSQL only."""
+    """In the quick tier, these run on PostgreSQL, and not on SQLite too."""
 
     @pytest.fixture(autouse=True)
     def sound_database(self, sound_db: CommittedDatabase) -> None:

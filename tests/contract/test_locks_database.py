@@ -25,7 +25,7 @@ class TestDatabaseLockManager(LockManagerContract):
         "test_a_refreshed_lock_outlives_its_first_term",
         "test_many_workers_get_each_token_once",
     )
-    """The quick tier runs these on PostgreSQL only."""
+    """In the quick tier, these run on PostgreSQL, and not on SQLite too."""
 
     @pytest.fixture(autouse=True)
     def committed_database(self, committed_db: CommittedDatabase) -> None:

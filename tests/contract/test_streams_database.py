@@ -59,7 +59,7 @@ class TestDatabaseStreamManager(DatabaseStreams):
     # They are above the back end.
     same_on_each_database = (StreamArgumentContract,)
     long_tests = ("test_a_writer_that_is_used_as_a_context_beats",)
-    """The quick tier runs these on PostgreSQL only."""
+    """In the quick tier, these run on PostgreSQL, and not on SQLite too."""
 
     @pytest.fixture(autouse=True)
     def committed_database(self, committed_db: CommittedDatabase) -> None:

@@ -60,7 +60,7 @@ class TestDatabaseUsageStore(OnADatabase, UsageStoreContract):
         "test_cursors_lead_through_all_pages_once",
         "test_entries_recorded_by_many_at_once_all_count",
     )
-    """The quick tier runs these on PostgreSQL only."""
+    """In the quick tier, these run on PostgreSQL, and not on SQLite too."""
 
 
 @pytest.mark.thorough

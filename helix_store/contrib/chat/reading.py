@@ -222,13 +222,14 @@ async def in_reading_thread(call: Callable[[], R]) -> R:
 
 
 _called: Final[dict[tuple[Hashable, ...], object]] = {}
-"""The calls of runners that have not ended, by process and by what they are for."""
+"""The calls of runners that are under way, by process and by the thread of a chat that they are made for."""
 
 
 def call_soon(call: Callable[[], object], *what: Hashable) -> None:
-    """Make a call of a runner in a thread, unless one for the same is being made.
+    """Call a runner in the background, unless a call for the same chat and thread (``what``) is under way.
 
-    Nobody waits for it: while a runner waits for its queue, responses go on. It is made also if they end.
+    Nobody awaits the call, so responses go on while a runner waits for its queue. It is finished even if the
+    response that made it ends.
     """
     key, own = (os.getpid(), *what), object()
     if _called.setdefault(key, own) is not own:
