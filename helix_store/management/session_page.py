@@ -193,7 +193,7 @@ SESSION_COLUMNS: Final = (
     Column("session", attrgetter("head.session_id"), cut="id", minimum=16),
     Column("tenant", lambda row: row.tenant or None, cut="middle", minimum=6, may_be_empty=True),
     Column("agent type", attrgetter("head.agent_type"), minimum=6),
-    Column("status", lambda row: _standing(row), cut="never", style=STATUS_STYLES.get),
+    Column("status", lambda row: _status(row), cut="never", style=STATUS_STYLES.get),
     Column("user", attrgetter("head.user_id"), cut="middle", minimum=6, is_optional=True, may_be_empty=True),
     Column("steps", attrgetter("head.step_count"), cut="never", right=True, is_optional=True),
     Column("msgs", lambda row: _message_count(row), cut="never", right=True, is_optional=True),
@@ -201,7 +201,7 @@ SESSION_COLUMNS: Final = (
 )
 
 
-def _standing(row: ListedSession) -> str:
+def _status(row: ListedSession) -> str:
     status = row.head.status
     return row.stuck.condition if row.stuck is not None and is_mere(status) else status.value
 

@@ -123,8 +123,8 @@ class BudgetReport:
 
 def reports_of_session(db: Database, spender: Spender) -> list[BudgetReport]:
     """Return every budget that applies to a session of the database's tenant, by name. One statement."""
-    standings = DatabaseBudgets(db).balances(keys_of(spender))
-    return [_report(db.tenant, balance) for balance in standings]
+    balances = DatabaseBudgets(db).balances(keys_of(spender))
+    return [_report(db.tenant, balance) for balance in balances]
 
 
 def reports_of_budgets(rows: Sequence[Budget], *, using: str) -> dict[int, BudgetReport]:

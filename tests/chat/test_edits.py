@@ -13,7 +13,7 @@ from django.db import connections
 
 from helix_store import TurnInterrupted
 from helix_store.contrib.chat import threads
-from helix_store.contrib.chat.threads import Standing
+from helix_store.contrib.chat.threads import Activity
 from tests.chat.conftest import Chatting
 
 Make = Callable[..., Chatting]
@@ -34,8 +34,8 @@ def _thread(site: Chatting) -> tuple[list[Any], list[Any]]:
     return [each["content"] for each in thread["messages"]], [each["content"] for each in thread["waiting"]]
 
 
-def _standing(site: Chatting) -> Standing:
-    return site.chat.standing(site.session("t").id, tenant=site.database.tenant)
+def _activity(site: Chatting) -> Activity:
+    return site.chat.activity(site.session("t").id, tenant=site.database.tenant)
 
 
 @pytest.mark.parametrize("how", ["edit", "regenerate"])
@@ -48,7 +48,7 @@ def test_the_driver_of_a_message_made_anew_finds_the_thread_free(chatting: Make,
     first = async_to_sync(site.json)("GET", "threads/t/?format=ai")["messages"][-1]["id"]
     response = _edit(site, "two") if how == "edit" else _say(site, "one", trigger="regenerate-message")
     assert response.status_code == 200
-    assert _standing(site) is Standing.RESTING
+    assert _activity(site) is Activity.IDLE
     said = "two" if how == "edit" else "one"
     assert _thread(site) == ([said, f"You said {said}."], [])
     assert async_to_sync(site.json)("GET", "threads/t/?format=ai")["messages"][-1]["id"] != first
@@ -192,7 +192,7 @@ def test_two_requests_for_another_answer_at_once_get_the_same(
     def overtake(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         result = execute(sql, params, many, context)
         if not overtaken and "_lock" in sql:
-            # This request has seen that the thread rests. Another one is faster.
+            # This request has seen that the thread is idle. Another one is faster.
             overtaken.append(threading.Thread(target=regenerate_and_drive))
             overtaken[0].start()
             assert (is_over if is_answered else has_begun).wait(60)

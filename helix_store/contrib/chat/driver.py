@@ -36,7 +36,7 @@ from helix_store import (
     conf,
 )
 from helix_store.contrib.chat.out import Out, told_error
-from helix_store.contrib.chat.threads import Standing, ask_again, look_at, standing_of
+from helix_store.contrib.chat.threads import Activity, activity_of, ask_again, look_at
 from helix_store.contrib.chat.turns import ChatTurn
 from helix_store.core import validation
 from helix_store.core.limits import MAX_TITLE_BYTES
@@ -133,9 +133,9 @@ class Driver:
         except Exception:
             _logger.exception("The runner of %r failed. The thread stays due.", self)
 
-    def standing(self, session_id: str, *, using: str | None = None, tenant: str = "") -> Standing:
-        """Return whether somebody drives a thread, whether it is due, or whether it rests."""
-        return standing_of(self._store(using, tenant), session_id)
+    def activity(self, session_id: str, *, using: str | None = None, tenant: str = "") -> Activity:
+        """Return whether somebody drives a thread, whether it is due, or whether it is idle."""
+        return activity_of(self._store(using, tenant), session_id)
 
     def drive(self, session_id: str, *, using: str | None = None, tenant: str = "") -> bool:
         """Take turns until nothing is due. Return false at once if somebody else drives the thread.
@@ -147,7 +147,7 @@ class Driver:
         store = self._store(using, tenant)
         try:
             look = look_at(store, session_id)
-            while look.standing.is_due:
+            while look.activity.is_due:
                 if not threading.main_thread().is_alive():
                     # The process ends, and with it the turn would. The next process takes it.
                     return False
@@ -160,7 +160,7 @@ class Driver:
             return False
         except SessionNotFound:
             return True
-        return not look.standing.is_running
+        return not look.activity.is_running
 
     adrive = async_twin(drive)
 

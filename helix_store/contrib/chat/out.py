@@ -150,7 +150,7 @@ class Writer:
         self._received: list[str] = []
         self.step_number = 1
         self._is_over = False
-        self._is_provisional = False
+        self._may_be_rolled_back = False
 
     # Parts
 
@@ -169,8 +169,8 @@ class Writer:
 
     def _settle(self) -> None:
         """If the caller has rolled back the transaction of a step, tell readers to load what is stored."""
-        if self._is_provisional and not connections[self._alias].in_atomic_block:
-            self._is_provisional = False
+        if self._may_be_rolled_back and not connections[self._alias].in_atomic_block:
+            self._may_be_rolled_back = False
             self._buffer.append({"type": "reset"})
 
     def message(self, agent: Mapping[str, Any] | None) -> _Said:
@@ -456,11 +456,11 @@ class Writer:
 
     def forget(self) -> None:
         """Expect that the caller's transaction may be rolled back, and with it the step that it holds."""
-        self._is_provisional = True
+        self._may_be_rolled_back = True
 
     def remember(self) -> None:
         """Take note of the commit of the caller's transaction."""
-        self._is_provisional = False
+        self._may_be_rolled_back = False
 
     def _put(self, chunk: dict[str, Any]) -> None:
         with self._lock:

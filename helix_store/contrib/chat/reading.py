@@ -1,4 +1,4 @@
-"""Responses that follow a thread: what is stored first, then the chunks of its stream until it rests.
+"""Responses that follow a thread: what is stored first, then the chunks of its stream until it is idle.
 
 A process reads the newest chunks of a thread once for all its responses.
 """
@@ -46,7 +46,7 @@ from helix_store import (
 from helix_store.contrib.chat import agui, aisdk
 from helix_store.contrib.chat.agui import Outcome
 from helix_store.contrib.chat.stored import Entry, entries, reasoning_id
-from helix_store.contrib.chat.threads import Standing, Thread, has_ended, is_due, load_thread, newest_chunk
+from helix_store.contrib.chat.threads import Activity, Thread, has_ended, is_due, load_thread, newest_chunk
 from helix_store.contrib.chat.turns import digest_of
 from helix_store.core.payloads import decode
 from helix_store.engine.threads import keep_open
@@ -289,7 +289,7 @@ async def read_together(call: Callable[[], R], *what: Hashable) -> R:
 
 
 _SECONDS_BETWEEN_LOOKS: Final = 3.0
-"""How often a response looks whether its thread has come to rest, or is left by its worker."""
+"""How often a response looks whether its thread has become idle, or is left by its worker."""
 _LONGEST_SECONDS_BETWEEN_CALLS: Final = 60.0
 _BEGINNING: Final = b": chat\n\n"
 _HEARTBEAT: Final = b": heartbeat\n\n"
@@ -324,7 +324,7 @@ def join(
     store: Store,
     session_id: str,
     *,
-    standing: Standing | None = None,
+    activity: Activity | None = None,
     newest: tuple[int, dict[str, Any]] | None = None,
 ) -> Joined:
     """Read the end of the stream, then the thread. Raises `SessionNotFound`.
@@ -332,7 +332,7 @@ def join(
     Pass the `newest_chunk` of an earlier moment to follow everything that was said since.
     """
     position, chunk = newest_chunk(store, session_id) if newest is None else newest
-    thread = load_thread(store, session_id, standing=standing)
+    thread = load_thread(store, session_id, activity=activity)
     return Joined(
         thread=thread,
         start=_start_after(position, chunk),
@@ -344,7 +344,7 @@ def join(
 
 def new_thread(state: SessionState, post: Post) -> Joined:
     """Return a thread that this message has begun. Nothing else can be stored yet."""
-    thread = Thread(state=state, messages=[], posts=[post], run=None, standing=Standing.DUE, open_calls={})
+    thread = Thread(state=state, messages=[], posts=[post], run=None, activity=Activity.DUE, open_calls={})
     return Joined(thread=thread, start=0, position=0, token=0, is_under_way=False)
 
 
@@ -663,7 +663,7 @@ async def follow(
     is_called: bool = False,
     heartbeat: float,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield a response: what is stored, then what is said until the thread rests.
+    """Yield a response: what is stored, then what is said until the thread is idle.
 
     With ``seen``, the sequence of a chunk that the client has got, only what follows it. If ``is_called``,
     the request has called for a driver already. Raises `BrokenOff` if the stream cannot be read on.
@@ -709,7 +709,7 @@ class _Reader:
 
     async def events(self, joined: Joined, seen: int | None) -> AsyncGenerator[bytes, None]:
         thread = joined.thread
-        if thread.standing is Standing.RESTING:
+        if thread.activity is Activity.IDLE:
             # What a worker left behind in the stream is not going to be stored.
             joined = replace(joined, start=joined.position)
         if seen is not None and await self._absorbed(joined, seen):
@@ -731,10 +731,10 @@ class _Reader:
                 self._safe = await in_reading_thread(lambda: newest_chunk(self._store, self._session_id)[0])
             begun = self._spoken.begin(joined, reasoning, abandoned)
             yield _parts(begun, self._safe_id(joined.start), is_anew=True)
-        if thread.standing is Standing.DUE and not self._is_called:
+        if thread.activity is Activity.DUE and not self._is_called:
             self._call_a_driver()
-        is_resting = thread.standing is Standing.RESTING and self._position >= joined.position
-        while not is_resting and not self._spoken.is_over:
+        is_idle = thread.activity is Activity.IDLE and self._position >= joined.position
+        while not is_idle and not self._spoken.is_over:
             try:
                 async with aclosing(self._chunks()) as chunks:
                     async for part in chunks:
@@ -795,7 +795,7 @@ class _Reader:
         return before, later
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of chunks until the thread rests."""
+        """Yield the events of chunks until the thread is idle."""
         pause = min(_SECONDS_BETWEEN_LOOKS, self._heartbeat)
         feed = open_feed(self._store, self._session_id, self._position)
         try:
@@ -836,16 +836,16 @@ class _Reader:
     async def _has_come_to_rest(self) -> bool:
         """Return whether nobody drives the thread or must, and everything in the stream was read."""
 
-        def look() -> tuple[Standing, int]:
-            standing = self._chat.standing(
+        def look() -> tuple[Activity, int]:
+            activity = self._chat.activity(
                 self._session_id, using=self._store.alias, tenant=self._store.tenant
             )
-            return standing, newest_chunk(self._store, self._session_id)[0]
+            return activity, newest_chunk(self._store, self._session_id)[0]
 
-        standing, newest = await read_together(look, self._chat, *self._key)
-        if standing is Standing.DUE and time.monotonic() >= self._calls_at:
+        activity, newest = await read_together(look, self._chat, *self._key)
+        if activity is Activity.DUE and time.monotonic() >= self._calls_at:
             self._call_a_driver()
-        return standing is Standing.RESTING and newest <= self._position
+        return activity is Activity.IDLE and newest <= self._position
 
     def _call_a_driver(self) -> None:
         """Have the thread driven: the signal of its message may have been lost with its process."""

@@ -63,9 +63,10 @@ from helix_store.stores.conditions import conditions_of_ids
 
 __all__ = [
     "THREAD",
+    "Activity",
     "Look",
-    "Standing",
     "Thread",
+    "activity_of",
     "ask_again",
     "client_of",
     "give_answers",
@@ -81,7 +82,6 @@ __all__ = [
     "open_calls",
     "post_message",
     "rewind_and_post",
-    "standing_of",
     "stop_thread",
     "unanswered_calls",
     "withdraw",
@@ -98,20 +98,20 @@ _BROKEN_OFF: Final = (RunStatus.FAILED, RunStatus.INTERRUPTED)
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
-class Standing(Enum):
-    """Whether somebody drives a thread, whether somebody must, or whether it rests."""
+class Activity(Enum):
+    """Whether somebody drives a thread, whether somebody must, or whether it is idle."""
 
     RUNNING = "running"
     DUE = "due"
-    RESTING = "resting"
+    IDLE = "idle"
 
     @property
     def is_running(self) -> bool:
-        return self is Standing.RUNNING
+        return self is Activity.RUNNING
 
     @property
     def is_due(self) -> bool:
-        return self is Standing.DUE
+        return self is Activity.DUE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Thread:
     messages: Sequence[Message]
     posts: Sequence[Post]
     run: Run | None
-    standing: Standing
+    activity: Activity
     open_calls: Mapping[str, dict[str, Any]]
     """The calls that somebody still has to answer, by id: see `open_calls`."""
 
@@ -161,7 +161,7 @@ Arrival: TypeAlias = tuple[str, str]
 class Look(NamedTuple):
     """Whether a thread is due, and what has arrived for its next turn."""
 
-    standing: Standing
+    activity: Activity
     arrived: frozenset[Arrival]
 
 
@@ -174,12 +174,12 @@ def look_at(store: Store, session_id: str) -> Look:
     run = _newest_run(store, session_id)
     unanswered = unanswered_calls(store, state)
     arrived = _arrived(store, state, posts, run, unanswered)
-    return Look(_standing(store, state, run, arrived, unanswered), arrived)
+    return Look(_activity(store, state, run, arrived, unanswered), arrived)
 
 
-def standing_of(store: Store, session_id: str) -> Standing:
+def activity_of(store: Store, session_id: str) -> Activity:
     """Return whether a thread is due. Raises `SessionNotFound`."""
-    return look_at(store, session_id).standing
+    return look_at(store, session_id).activity
 
 
 def _posts_of(store: Store, state: SessionState) -> list[Post]:
@@ -239,8 +239,8 @@ def _posts_at(store: Store, session_id: str, first: int) -> dict[int, str]:
     return dict(Database(store.alias, store.tenant).query(partial(list, rows)))
 
 
-def load_thread(store: Store, session_id: str, *, standing: Standing | None = None) -> Thread:
-    """Read a thread. Pass its ``standing`` if it is known, to save the statements that find it out.
+def load_thread(store: Store, session_id: str, *, activity: Activity | None = None) -> Thread:
+    """Read a thread. Pass its ``activity`` if it is known, to save the statements that find it out.
 
     Raises `SessionNotFound`.
     """
@@ -249,18 +249,18 @@ def load_thread(store: Store, session_id: str, *, standing: Standing | None = No
         raise SessionNotFound(session_id)
     posts = _posts_of(store, state)
     run, unanswered = None, unanswered_calls(store, state)
-    if standing is None:
+    if activity is None:
         run = _newest_run(store, session_id)
         arrived = _arrived(store, state, posts, run, unanswered)
-        standing = _standing(store, state, run, arrived, unanswered)
-    # Last, so that the messages are never older than what the standing was decided on.
+        activity = _activity(store, state, run, arrived, unanswered)
+    # Last, so that the messages are never older than what the activity was derived from.
     messages = messages_of_thread(store, session_id)
     return Thread(
         state=state,
         messages=messages,
         posts=posts,
         run=run,
-        standing=standing,
+        activity=activity,
         open_calls={} if has_ended(state) else unanswered,
     )
 
@@ -270,37 +270,37 @@ def _newest_run(store: Store, session_id: str) -> Run | None:
     return runs[0] if runs else None
 
 
-def _standing(
+def _activity(
     store: Store,
     state: SessionState,
     run: Run | None,
     arrived: Collection[Arrival],
     unanswered: Collection[str],
-) -> Standing:
+) -> Activity:
     """Decide whether a thread is due: the one definition of `drive`, of the addresses, and of a wake-up.
 
     A thread is due if a post is due, if its calls are answered, if its last run is running and nobody holds
     its lock, or if what stopped its last run does not any more: a budget that was raised or has a new period,
-    or an effect that was settled. As long as these would stop the next run too, the thread rests. It also
-    rests if its last run has failed or was stopped, until something arrives that this run did not have, or
-    somebody asks for another turn.
+    or an effect that was settled. As long as these would stop the next run too, the thread is idle. It is
+    also idle if its last run has failed or was stopped, until something arrives that this run did not have,
+    or somebody asks for another turn.
     """
     if has_ended(state) or (state.status == SessionStatus.PAUSED and state.suspension_kind is None):
         # A thread that somebody has paused waits for nothing that a client can give.
-        return Standing.RESTING
+        return Activity.IDLE
     if store.locks.is_locked(state.session_id):
-        return Standing.RUNNING
+        return Activity.RUNNING
     if run is not None and run.status == RunStatus.RUNNING:
-        return Standing.DUE
+        return Activity.DUE
     if run is not None and run.status == RunStatus.INTERRUPTED:
         reason = run.completion_reason or ""
         if reason.startswith((BUDGET_REASON, EFFECT_REASON)):
             stuck = conditions_of_ids(store.alias, [(store.tenant, state.session_id)]).values()
             is_stopped = any(each.condition in ("over_budget", "effect_unknown") for each in stuck)
-            return Standing.RESTING if is_stopped else Standing.DUE
+            return Activity.IDLE if is_stopped else Activity.DUE
     if unanswered:
-        return Standing.RESTING
-    return Standing.DUE if arrived else Standing.RESTING
+        return Activity.IDLE
+    return Activity.DUE if arrived else Activity.IDLE
 
 
 def _arrived(
@@ -624,10 +624,10 @@ def stop_thread(store: Store, session_id: str) -> bool:
     """
     until = time.monotonic() + _PATIENCE_MS / 1000
     while True:
-        standing = standing_of(store, session_id)
-        if standing is Standing.RUNNING and _interrupt(store, session_id, "stopped"):
+        activity = activity_of(store, session_id)
+        if activity is Activity.RUNNING and _interrupt(store, session_id, "stopped"):
             return True
-        if standing is Standing.RESTING or time.monotonic() > until:
+        if activity is Activity.IDLE or time.monotonic() > until:
             return False
         time.sleep(_SECONDS_BETWEEN_TRIES)
 
@@ -685,9 +685,9 @@ def rewind_and_post(
     if index is None:
         return joined()
     answer = _answer_of(messages[index])
-    if standing_of(store, session_id) is Standing.RUNNING:
+    if activity_of(store, session_id) is Activity.RUNNING:
         if edited is None and index == _users_in(messages)[-1]:
-            # The thread was at rest, so another request has had this answer made anew.
+            # The thread was idle, so another request has had this answer made anew.
             return joined()
         _interrupt(store, session_id, "rewound")
     with store.locks.wait_acquire(session_id, timeout_ms=_PATIENCE_MS) as lock:
@@ -754,7 +754,7 @@ def _index_of(
     if named or before is None:
         # A repeat finds that the last message is being answered.
         look = look_at(store, session_id)
-        is_at_work = bool(look.arrived) if is_locked else look.standing is not Standing.RESTING
+        is_at_work = bool(look.arrived) if is_locked else look.activity is not Activity.IDLE
         return None if is_at_work or not users else users[-1]
     for group in groups_of(entries(messages)):
         if group.id == before and group.after:

@@ -54,8 +54,9 @@ from helix_store.contrib.chat.requests import (
 from helix_store.contrib.chat.stored import entries
 from helix_store.contrib.chat.threads import (
     THREAD,
-    Standing,
+    Activity,
     Thread,
+    activity_of,
     give_answers,
     is_known,
     load_thread,
@@ -64,7 +65,6 @@ from helix_store.contrib.chat.threads import (
     open_calls,
     post_message,
     rewind_and_post,
-    standing_of,
     stop_thread,
     withdraw,
 )
@@ -249,7 +249,7 @@ class Views:
             client=given.client,
         )
         joined = join(who.store, session_id)
-        if joined.thread.standing is Standing.DUE:
+        if joined.thread.activity is Activity.DUE:
             # The driver that was called for the message may have found the thread locked.
             self._chat.call_driver(session_id, who.store.alias, who.store.tenant)
         return user_message_id, joined
@@ -260,9 +260,9 @@ class Views:
         session_id = self._chat.session_id(who.owner, thread)
         seen = _position(request.GET.get("from"), "/from")
         joined = await _in_thread(lambda: join(who.store, session_id))
-        if joined.thread.standing is Standing.RESTING:
+        if joined.thread.activity is Activity.IDLE:
             return HttpResponse(status=HTTPStatus.NO_CONTENT, headers=HEADERS)
-        is_at_work = joined.thread.standing is Standing.RUNNING and joined.is_under_way
+        is_at_work = joined.thread.activity is Activity.RUNNING and joined.is_under_way
         after = None if is_at_work else next_of(joined.thread)
         return self._stream(who, session_id, AiSdk(after=after), joined, seen=seen)
 
@@ -281,8 +281,8 @@ class Views:
             answers = open_answers(who.store, session_id, answers)
         if answers:
             # Before the answers are stored, so that the response has all that follows them. If there are new
-            # ones, they decide the standing.
-            joined = join(who.store, session_id, standing=Standing.RESTING)
+            # ones, they decide the activity.
+            joined = join(who.store, session_id, activity=Activity.IDLE)
             thread = joined.thread
             new = give_answers(
                 who.store,
@@ -296,8 +296,8 @@ class Views:
             if new and message is None:
                 # A driver may have been and gone. What it has said is in the stream.
                 left = thread.open_calls.keys() - {id for id, is_answered in new.items() if is_answered}
-                standing = Standing.RESTING if left else Standing.DUE
-                return replace(joined, thread=replace(thread, standing=standing))
+                activity = Activity.IDLE if left else Activity.DUE
+                return replace(joined, thread=replace(thread, activity=activity))
         if message is None:
             return join(who.store, session_id)
         newest = newest_chunk(who.store, session_id)
@@ -316,7 +316,7 @@ class Views:
         if post is None or post.state != "waiting" or new:
             return join(who.store, session_id)
         # A turn may have received it since, and ended. All that it has said is in the rest of the stream.
-        return join(who.store, session_id, standing=Standing.DUE, newest=newest)
+        return join(who.store, session_id, activity=Activity.DUE, newest=newest)
 
     def _stream(
         self,
@@ -422,7 +422,7 @@ class Views:
                 session = who.store.session(session_id, fencing_token=lock.fencing_token)
                 session.update(lambda state: _set_title(state, title))
             # A message that has arrived in between has found the thread locked.
-            if standing_of(who.store, session_id) is Standing.DUE:
+            if activity_of(who.store, session_id) is Activity.DUE:
                 self._chat.call_driver(session_id, who.store.alias, who.store.tenant)
 
         await _in_thread(write)
@@ -598,7 +598,7 @@ def _shown(thread_id: str, thread: Thread, kind: str) -> dict[str, Any]:
 
 
 def _status(thread: Thread) -> str:
-    if thread.standing is not Standing.RESTING:
+    if thread.activity is not Activity.IDLE:
         return "running"
     if thread.open_calls:
         return "waiting"
