@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,25 +24,10 @@ from helix_store import (
     Store,
     StreamNotFound,
     TurnInterrupted,
-    call_digest,
     new_id,
 )
-from helix_store.contrib.chat.stored import (
-    ADDED,
-    OWN,
-    Entry,
-    Piece,
-    as_text,
-    entries,
-    entries_of,
-    id_of_call,
-    is_of_agent,
-    is_plain,
-    own_id,
-    parsed,
-    role_of,
-    usual_pieces,
-)
+from helix_store.contrib.chat.matching import Matching, Said
+from helix_store.contrib.chat.stored import as_text, is_of_agent
 from helix_store.contrib.chat.threads import messages_of_thread
 from helix_store.core.payloads import copy_json, encode
 from helix_store.engine.async_twins import async_twin
@@ -53,7 +37,7 @@ from helix_store.streams.manager import open_without_writer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["BOUNDARIES", "Out", "Writer", "decision_of", "open_stream", "told_error"]
+__all__ = ["Out", "Writer", "open_stream", "told_error"]
 
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
 """How often a writer checks its fence and looks for a request to stop, beside what the stream shows."""
@@ -62,13 +46,12 @@ _LARGEST_DELTA: Final = 60_000
 _ROOM: Final = 100
 """The most bytes of what each chunk gets when it is written."""
 _LONGEST_ERROR: Final = 2_000
-_LONGEST_KEPT_INPUT: Final = 20_000
-"""The longest JSON text of a call's input that is stored again because it was streamed with other spaces."""
 _SHARE: Final = 5
 _LONGEST_INTERVAL: Final = 0.15
 """A write of w seconds is followed by at least 5 w without one, but no more than this many seconds."""
 _LOOK_BACK: Final = 20
-
+_BOUNDARIES: Final = frozenset({"run", "commit", "reset", "end"})
+"""The chunks after which nothing is open."""
 _PATIENCE_SECONDS: Final = 0.5
 """How long a writer in a transaction waits for another thread that writes."""
 
@@ -85,34 +68,6 @@ def told_error(error: BaseException) -> str:
 def open_stream(store: Store, session_id: str, agent_type: str) -> None:
     """Create the stream of a thread. It stays open between turns, without a writer that has to be alive."""
     open_without_writer(store.streams, session_id, session_id, agent_type)
-
-
-@dataclass(slots=True)
-class _Said:
-    """A message that is in the stream, and not stored yet. ``parts`` are in the order of the stream."""
-
-    id: str
-    role: str = "assistant"
-    agent: Mapping[str, Any] | None = None
-    parts: list[dict[str, Any]] = field(default_factory=list)
-    call_id: str = ""
-    content: str = ""
-    is_matched: bool = False
-
-    def add(self, kind: str, text: str, **key: Any) -> int:
-        """Add text to the last part of this kind, and return its number among the parts of the kind."""
-        last = self.parts[-1] if self.parts else None
-        if last is None or last["type"] != kind or any(last.get(name) != key[name] for name in key):
-            self.parts.append({"type": kind, "text": text, **key})
-        else:
-            last["text"] += text
-        return sum(1 for part in self.parts if part["type"] == kind) - 1
-
-    def text(self, kind: str) -> str:
-        return "".join(part["text"] for part in self.parts if part["type"] == kind)
-
-    def call(self, call_id: str) -> dict[str, Any] | None:
-        return next((part for part in self.parts if part["type"] == "call" and part["id"] == call_id), None)
 
 
 class Writer:
@@ -144,8 +99,8 @@ class Writer:
         self._looks_at = 0.0
         self._error: BaseException | None = None
         self._must_show = False
-        self._open: dict[str | None, _Said] = {}
-        self._said: list[_Said] = []
+        self._open: dict[str | None, Said] = {}
+        self._said: list[Said] = []
         self._step_is_open = False
         self._received: list[str] = []
         self.step_number = 1
@@ -173,22 +128,22 @@ class Writer:
             self._may_be_rolled_back = False
             self._buffer.append({"type": "reset"})
 
-    def message(self, agent: Mapping[str, Any] | None) -> _Said:
+    def message(self, agent: Mapping[str, Any] | None) -> Said:
         """Return the message that the agent is saying; begin one if it says none."""
         key = None if agent is None else agent["id"]
         with self._lock:
             said = self._open.get(key)
             if said is None:
-                said = self._open[key] = _Said(new_id(), agent=agent)
+                said = self._open[key] = Said(new_id(), agent=agent)
                 if agent is None:
                     self._said.append(said)
                 else:
                     self.message(None).parts.append({"type": "agent", "said": said, "agent": agent})
             return said
 
-    def result(self, call_id: str, content: str, agent: Mapping[str, Any] | None) -> _Said:
+    def result(self, call_id: str, content: str, agent: Mapping[str, Any] | None) -> Said:
         """Begin the message of a tool's result; the agent's next part begins another message."""
-        said = _Said(new_id(), role="tool", agent=agent, call_id=call_id, content=content)
+        said = Said(new_id(), role="tool", agent=agent, call_id=call_id, content=content)
         with self._lock:
             if agent is None:
                 self._said.append(said)
@@ -249,7 +204,7 @@ class Writer:
                 return
             parts = self._fitting(chunks)
             # A chunk that was kept may be before the next step, which begins after it.
-            begins = 1 + max((at for at, part in enumerate(parts) if part["type"] in BOUNDARIES), default=-1)
+            begins = 1 + max((at for at, part in enumerate(parts) if part["type"] in _BOUNDARIES), default=-1)
             before, following = parts[:begins], parts[begins:]
             if before:
                 try:
@@ -333,7 +288,7 @@ class Writer:
         except BaseException:
             self._must_show = True
             raise
-        if any(chunk["type"] in BOUNDARIES for chunk in chunks):
+        if any(chunk["type"] in _BOUNDARIES for chunk in chunks):
             self._base = last
         has_gap = self._last is not None and last != self._last + len(chunks)
         self._last, self._flushed_at = last, time.monotonic()
@@ -466,8 +421,6 @@ class Writer:
         with self._lock:
             self._buffer.append(chunk)
 
-    # Matching what is said with what was streamed
-
     def matched(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -476,47 +429,21 @@ class Writer:
         results: Mapping[str, Mapping[str, Any]],
         usage: Sequence[Mapping[str, Any]],
     ) -> tuple[list[dict[str, Any]], bool]:
-        """Return a step's messages with their ids and parts, and whether the stream shows them as they are.
-
-        What was not streamed is put in the buffer. A call that the step asks about and that no message of the
-        answer makes is added to the step's last message, or to a message of its own: a client must be able to
-        show what it is asked. A message's call without an id makes it if it has the same name and input.
+        """Return a step's messages as they are to be stored, and whether the stream shows them as they are:
+        see `Matching.matched`.
         """
         self.raise_error()
-        others = _without_calls_of(asked, messages)
-        new = _without_calls_of(others, self._stored_answer()) if others else others
         with self._lock:
-            stored: list[dict[str, Any]] = []
-            is_shown = True
-            for message in messages:
-                kept, is_same = self._match(
-                    message, stored, asked=_without_calls_of(new, stored), results=results
-                )
-                stored.append(kept)
-                is_shown = is_shown and is_same
-            others, new = (_without_calls_of(calls, stored) for calls in (others, new))
-            asking = next((each for each in reversed(stored) if role_of(each) == "assistant"), None)
-            if asking is None and new:
-                asking, is_same = self._match_answer(
-                    {"role": "assistant", "content": ""}, {"step": self.step_number, ADDED: True}, asked={}
-                )
-                stored.append(asking)
-                is_shown = is_shown and is_same
-            if asking is not None and others:
-                asking[OWN]["asks"] = list(others)
-                for call_id, call in new.items():
-                    self._add_call(asking, call_id, call)
-            is_shown = is_shown and all(said.is_matched for said in self._said)
-            # Clients hold results in the order in which they were streamed.
-            streamed = [said.id for said in self._said if said.role == "tool"]
-            ids = [entry.id for entry in _results_in(entries(stored))]
-            is_shown = is_shown and ids[: len(streamed)] == streamed
-            own = [message for message in stored if role_of(message) == "assistant"]
-            if own and usage:
-                own[-1][OWN]["usage"] = list(usage)
-        return stored, is_shown
+            matching = Matching(
+                self._said,
+                step_number=self.step_number,
+                stream=self.add,
+                earlier=self._earlier,
+                results=results,
+            )
+            return matching.matched(messages, asked=asked, usage=usage)
 
-    def _stored_answer(self) -> Sequence[Mapping[str, Any]]:
+    def _earlier(self) -> Sequence[Mapping[str, Any]]:
         """Return the messages of the earlier steps of the answer, oldest first."""
         last = _LOOK_BACK
         while True:
@@ -525,308 +452,6 @@ class Writer:
             if len(answer) < len(history) or len(history) < last:
                 return answer[::-1]
             last *= 10
-
-    def _match(
-        self,
-        message: Mapping[str, Any],
-        before: Sequence[Mapping[str, Any]],
-        *,
-        asked: Mapping[str, Mapping[str, Any]],
-        results: Mapping[str, Mapping[str, Any]],
-    ) -> tuple[dict[str, Any], bool]:
-        """Match a message of the step, which comes after those ``before`` it."""
-        own: dict[str, Any] = {"step": self.step_number}
-        if role_of(message) == "assistant":
-            kept, is_shown = self._match_answer(message, own, asked=asked)
-        else:
-            kept = {**message, "id": own_id(message) or new_id(), OWN: own}
-            # What others say is rare in a step: readers load it.
-            is_shown = all(entry.role == "tool" for entry in entries_of(kept, 0))
-        return kept, self._match_results(kept, before, results) and is_shown
-
-    def _match_results(
-        self,
-        kept: dict[str, Any],
-        before: Sequence[Mapping[str, Any]],
-        results: Mapping[str, Mapping[str, Any]],
-    ) -> bool:
-        """Match the results in a message, and return whether the stream shows them as they are."""
-        own = kept[OWN]
-        found = _results_in(entries_of(kept, 0))
-        if any(not entry.call_id for entry in found):
-            read = _results_in(entries([*self._stored_answer(), *before, kept]))
-            if any(results_of := [entry.call_id for entry in read[-len(found) :]]):
-                own["results_of"] = results_of
-                found = _results_in(entries_of(kept, 0))
-        streamed = [self._streamed_result(entry.call_id) for entry in found]
-        if found and found[0].id == kept["id"] and streamed[0] is not None:
-            kept["id"] = streamed[0].id
-        usual = [entry.id for entry in _results_in(entries_of(kept, 0))]
-        ids = [each if said is None else said.id for each, said in zip(usual, streamed, strict=True)]
-        if ids != usual:
-            own["results"] = ids
-        is_shown = True
-        for entry, entry_id, said in zip(found, ids, streamed, strict=True):
-            if said is not None:
-                is_shown = is_shown and entry.error is None and entry.content == said.content
-            elif entry.error is None and entry.call_id:
-                self._open.pop(None, None)
-                chunk = {"type": "result", "m": entry_id, "c": entry.call_id, "content": entry.content}
-                self.add(chunk)
-            else:
-                is_shown = False
-        decisions = {
-            entry.call_id: decision_of(results[entry.call_id])
-            for entry in found
-            if results.get(entry.call_id, {}).get("approval_id") is not None
-        }
-        if decisions and len(found) == 1:
-            (own["approval"],) = decisions.values()
-        elif decisions:
-            own["approvals"] = decisions
-        return is_shown
-
-    def _streamed_result(self, call_id: str) -> _Said | None:
-        """Return the result of a call that is in the stream, once."""
-        for said in self._said:
-            if said.role == "tool" and said.call_id == call_id and not said.is_matched:
-                said.is_matched = True
-                return said
-        return None
-
-    def _match_answer(
-        self, message: Mapping[str, Any], own: dict[str, Any], *, asked: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[dict[str, Any], bool]:
-        said = next((said for said in self._said if said.role == "assistant" and not said.is_matched), None)
-        if said is None:
-            said = _Said(own_id(message) or new_id())
-        said.is_matched = True
-        kept = {**message, "id": said.id, OWN: own}
-        if ids := _ids_of_calls(usual_pieces(kept, said.id), said, asked):
-            own["calls"] = ids
-        usual = usual_pieces(kept, said.id)
-        is_silent = all(part["type"] not in _ANSWER for part in said.parts)
-        files = {part["url"] for part in said.parts if part["type"] == "file"}
-        for piece in usual:
-            if piece.kind == "call" and said.call(piece.id) is None and not self._has_streamed(piece.id):
-                self._stream_call(said.id, piece.id, piece.name, piece.text)
-                said.parts.append({"type": "call", "id": piece.id, "name": piece.name, "text": piece.text})
-            elif is_silent and piece.kind in _WORDS:
-                number = sum(part["type"] == piece.kind for part in said.parts)
-                self.add({"type": piece.kind, "m": said.id, "i": number, "d": piece.text})
-                said.parts.append({"type": piece.kind, "text": piece.text})
-            elif is_silent and piece.kind == "file" and piece.text not in files:
-                part = {"type": "file", "url": piece.text, "media_type": piece.name}
-                self.add({**part, "m": said.id})
-                said.parts.append(part)
-        streamed = [_key_of_part(part) for part in said.parts]
-        _keep_parts(kept, said, usual)
-        answer, *_ = entries_of(kept, 0)
-        return kept, streamed == [_key_of_piece(piece) for piece in answer.pieces]
-
-    def _has_streamed(self, call_id: str) -> bool:
-        return any(said.call(call_id) is not None for said in self._said)
-
-    def _stream_call(self, message_id: str, call_id: str, name: str, arguments: str) -> None:
-        self.add({"type": "input", "m": message_id, "c": call_id, "name": name, "d": arguments})
-        self.add({"type": "call", "m": message_id, "c": call_id})
-
-    def _add_call(self, message: dict[str, Any], call_id: str, call: Mapping[str, Any]) -> None:
-        """Add a call to a message's parts. The model does not see it."""
-        arguments = json.dumps(call.get("input"), ensure_ascii=False)
-        own = message[OWN]
-        if "parts" not in own:
-            own["parts"] = _usual_parts(usual_pieces(message, message["id"]))
-        own["parts"].append(
-            {"type": "call", "id": call_id, "name": call["tool_name"], "arguments": arguments}
-        )
-        if not self._has_streamed(call_id):
-            self._stream_call(message["id"], call_id, call["tool_name"], arguments)
-
-
-BOUNDARIES: Final = frozenset({"run", "commit", "reset", "end"})
-"""The chunks after which nothing is open."""
-
-
-def decision_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the decision of an approval as it is stored with the result of its call."""
-    decision = {
-        "id": answer["approval_id"],
-        "approved": answer.get("approved") is True,
-        "digest": answer.get("digest") or call_digest(answer.get("tool_name", ""), answer.get("input")),
-    }
-    if isinstance(reason := answer.get("reason"), str) and reason:
-        decision["reason"] = reason
-    return decision
-
-
-def _without_calls_of(
-    asked: Mapping[str, Mapping[str, Any]], messages: Iterable[Mapping[str, Any]]
-) -> dict[str, Mapping[str, Any]]:
-    if not asked:
-        return {}
-    made = {call.id for each in entries(messages) for call in each.calls}
-    return {call_id: call for call_id, call in asked.items() if call_id not in made}
-
-
-def _results_in(found: Iterable[Entry]) -> list[Entry]:
-    return [entry for entry in found if entry.role == "tool"]
-
-
-def _ids_of_calls(usual: Iterable[Piece], said: _Said, asked: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the ids of a message's calls; none if they are the usual ones.
-
-    A call without an id of its own has that of the first call with its name and input that the message has
-    streamed, or else that its step asks about.
-    """
-    calls = [piece for piece in usual if piece.kind == "call"]
-    known = {part["id"]: (part["name"], part["text"]) for part in said.parts if part["type"] == "call"}
-    for call_id, question in asked.items():
-        known.setdefault(call_id, (question["tool_name"], json.dumps(question.get("input"))))
-    ids = [call.id for call in calls]
-    for number, call in enumerate(calls, 1):
-        if call.id == id_of_call(said.id, number):
-            ids[number - 1] = next(
-                (
-                    call_id
-                    for call_id, (name, text) in known.items()
-                    if call_id not in ids and name == call.name and _is_same_json(text, call.text)
-                ),
-                call.id,
-            )
-    return [] if ids == [call.id for call in calls] else ids
-
-
-# --- What is stored of what was streamed -----------------------------------------------------------------
-
-
-def _key_of_part(part: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what distinguishes a streamed part for clients, as `_key_of_piece` does for what is stored."""
-    kind = part["type"]
-    if kind == "call":
-        return kind, part["id"], part["name"], part["text"]
-    if kind == "file":
-        return kind, part["url"], part["media_type"]
-    if kind == "data":
-        return kind, part["name"]
-    return (kind, part["said"].id) if kind == "agent" else (kind, part["text"])
-
-
-def _key_of_piece(piece: Piece) -> tuple[str, ...]:
-    if piece.kind == "call":
-        return piece.kind, piece.id, piece.name, piece.text
-    if piece.kind == "file":
-        return piece.kind, piece.text, piece.name
-    # Data and messages of sub-agents are stored as they were streamed.
-    return piece.kind, {"data": piece.name, "agent": piece.id}.get(piece.kind, piece.text)
-
-
-def _keep_parts(kept: dict[str, Any], said: _Said, usual: Sequence[Piece]) -> None:
-    """Add to a message what it does not say itself, and the order of its parts if it is not the usual one.
-
-    ``usual`` is what it says itself.
-    """
-    reasoning = said.text("reasoning")
-    is_unsaid = bool(reasoning) and not any(piece.kind == "reasoning" for piece in usual)
-    if is_unsaid and is_plain(kept):
-        kept["reasoning"] = reasoning
-        kept[OWN]["reasoning"] = True
-        usual = usual_pieces(kept, said.id)
-        is_unsaid = False
-    parts = _stored_parts(said, usual, keeps_reasoning=is_unsaid)
-    if not (_is_said(usual, said, "text") and (is_unsaid or _is_said(usual, said, "reasoning"))):
-        # The text is not what was streamed: it comes first, and everything else in the streamed order.
-        words = [part for part in parts if "text" in part]
-        words += [part for part in _usual_parts(usual) if part["type"] in _WORDS]
-        parts = [*words, *(part for part in parts if part["type"] not in _WORDS)]
-    if parts != _usual_parts(usual):
-        kept[OWN]["parts"] = parts
-
-
-_WORDS: Final = ("text", "reasoning")
-_ANSWER: Final = (*_WORDS, "call")
-
-
-def _is_said(usual: Iterable[Piece], said: _Said, kind: str) -> bool:
-    return said.text(kind) == "".join(piece.text for piece in usual if piece.kind == kind)
-
-
-def _usual_parts(usual: Iterable[Piece]) -> list[dict[str, Any]]:
-    """Return the parts that refer to all that a message says itself, in its order."""
-    parts: list[dict[str, Any]] = []
-    files = 0
-    for piece in usual:
-        if piece.kind == "call":
-            parts.append({"type": "call", "id": piece.id})
-        elif piece.kind == "file":
-            parts.append({"type": "file", "number": files, "media_type": piece.name})
-            files += 1
-        else:
-            parts.append({"type": piece.kind, "length": len(piece.text)})
-    return parts
-
-
-def _stored_parts(
-    said: _Said, usual: Sequence[Piece], *, keeps_reasoning: bool = False
-) -> list[dict[str, Any]]:
-    """Return the parts of a message in the streamed order, without calls that the message does not make."""
-    calls = {piece.id: piece.text for piece in usual if piece.kind == "call"}
-    files: list[str | None] = [piece.text for piece in usual if piece.kind == "file"]
-    stored: list[dict[str, Any]] = []
-    for part in said.parts:
-        kind = part["type"]
-        if kind == "reasoning" and keeps_reasoning:
-            stored.append({"type": kind, "text": part["text"]})
-        elif kind in _WORDS:
-            stored.append({"type": kind, "length": len(part["text"])})
-        elif kind == "agent":
-            message = _message_of_agent(part["said"])
-            stored.append({"type": kind, "agent": dict(part["agent"]), "message": message})
-        elif kind == "file" and part["url"] in files:
-            number = files.index(part["url"])
-            stored.append({"type": kind, "number": number, "media_type": part["media_type"]})
-            files[number] = None
-        elif kind != "call":
-            stored.append(dict(part))
-        elif part["id"] in calls:
-            stored.append(_stored_call(part, calls[part["id"]]))
-    return stored
-
-
-def _stored_call(part: Mapping[str, Any], arguments: str) -> dict[str, Any]:
-    stored = {"type": "call", "id": part["id"]}
-    text = part["text"]
-    if text != arguments and len(text) <= _LONGEST_KEPT_INPUT and _is_same_json(text, arguments):
-        stored["arguments"] = text
-    return stored
-
-
-def _is_same_json(text: str, other: str) -> bool:
-    # In Python, true and 1 are equal.
-    return json.dumps(parsed(text), sort_keys=True) == json.dumps(parsed(other), sort_keys=True)
-
-
-def _message_of_agent(said: _Said) -> dict[str, Any]:
-    if said.role == "tool":
-        return {"role": "tool", "id": said.id, "tool_call_id": said.call_id, "content": said.content}
-    calls = [part for part in said.parts if part["type"] == "call"]
-    message: dict[str, Any] = {"role": "assistant", "id": said.id, "content": said.text("text")}
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {"name": call["name"], "arguments": call["text"]},
-            }
-            for call in calls
-        ]
-    if reasoning := said.text("reasoning"):
-        message["reasoning"] = reasoning
-    usual = usual_pieces(message, said.id)
-    parts = _stored_parts(said, usual)
-    if parts != _usual_parts(usual):
-        message[OWN] = {"parts": parts}
-    return message
 
 
 # --- What is too large for the stream --------------------------------------------------------------------
