@@ -123,9 +123,9 @@ class SessionNotFound(NotFoundError):
     """There is no session with this id."""
 
     code = "session_not_found"
-    session_id: str
+    session_id: str | None
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str | None = None) -> None:
         super().__init__(self._message_with(session_id), session_id=session_id)
 
 
@@ -143,9 +143,9 @@ class RunNotFound(NotFoundError):
     """The session has no run with this id."""
 
     code = "run_not_found"
-    run_id: str
+    run_id: str | None
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str | None = None) -> None:
         super().__init__(self._message_with(run_id), run_id=run_id)
 
 
@@ -153,9 +153,9 @@ class StreamNotFound(NotFoundError):
     """There is no stream with this id."""
 
     code = "stream_not_found"
-    stream_id: str
+    stream_id: str | None
 
-    def __init__(self, stream_id: str) -> None:
+    def __init__(self, stream_id: str | None = None) -> None:
         super().__init__(self._message_with(stream_id), stream_id=stream_id)
 
 
@@ -172,9 +172,9 @@ class SessionExists(ConflictError):
     """A session with this id already exists; choose another id or load that session."""
 
     code = "session_exists"
-    session_id: str
+    session_id: str | None
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str | None = None) -> None:
         super().__init__(self._message_with(session_id), session_id=session_id)
 
 
@@ -182,9 +182,9 @@ class IdempotencyConflict(ConflictError):
     """An operation with this id was recorded with another payload; use a new id for a new operation."""
 
     code = "idempotency_conflict"
-    operation_id: str
+    operation_id: str | None
 
-    def __init__(self, operation_id: str) -> None:
+    def __init__(self, operation_id: str | None = None) -> None:
         super().__init__(self._message_with(operation_id), operation_id=operation_id)
 
 

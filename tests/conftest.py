@@ -20,6 +20,7 @@ import pytest
 import xdist
 from django.conf import settings
 from django.test.utils import teardown_databases
+from django.urls import get_urlconf, set_urlconf
 from hypothesis import HealthCheck
 from hypothesis import settings as settings_of_hypothesis
 from pytest_django import DjangoDbBlocker
@@ -218,13 +219,16 @@ def django_db_setup(
 
 @pytest.fixture(autouse=True)
 def settings_as_before() -> Iterator[None]:
-    """Every test leaves the settings as they were.
+    """Every test leaves the settings and the addresses as they were.
 
-    `override_settings` of two tasks or threads that overlap do not.
+    `override_settings` of two tasks or threads that overlap do not, nor does a response that is not closed.
     """
     before = vars(settings)["_wrapped"]
     yield
     assert vars(settings)["_wrapped"] is before, "the test has left settings that it had overridden"
+    left = get_urlconf()
+    set_urlconf(None)
+    assert left is None, "the test has left addresses that only its requests should have"
 
 
 @pytest.fixture(params=list(ALIASES))

@@ -11,7 +11,7 @@ import pytest
 from django.http import HttpRequest
 from django.test import AsyncClient
 from django.test.client import AsyncClientHandler
-from django.urls import path
+from django.urls import path, set_urlconf
 
 from helix_store import SessionHandle, Store
 from helix_store.contrib.chat import Chat
@@ -23,7 +23,8 @@ __all__ = ["Chatting", "chatting"]
 class _Handler(AsyncClientHandler):
     """Its requests have addresses of their own.
 
-    `override_settings` is of the whole process: requests that overlap would leave it changed.
+    `override_settings` is of the whole process: requests that overlap would leave it changed. Django forgets
+    the addresses at the end of a response, which a test may not wait for.
     """
 
     def __init__(self, urls: tuple[Any, ...]) -> None:
@@ -32,7 +33,10 @@ class _Handler(AsyncClientHandler):
 
     async def get_response_async(self, request: Any) -> Any:
         request.urlconf = self.urls
-        return await super().get_response_async(request)
+        try:
+            return await super().get_response_async(request)
+        finally:
+            set_urlconf(None)
 
 
 class Chatting:
