@@ -447,6 +447,25 @@ def _looked(out: Any) -> None:
     out.tool_result("k", "found")
 
 
+def _looked_first(out: Any) -> None:
+    out.tool_call("k", "look", {"a": 1})
+    out.tool_result("k", "found")
+    out.reasoning("Hm")
+    out.text("Hi there")
+    out.file("https://e.org/a.png", "image/png")
+    out.data("progress", 1)
+
+
+def _looked_before_the_rest(out: Any) -> None:
+    out.data("progress", 0)
+    _looked(out)
+    out.reasoning("Hm")
+    out.file("https://e.org/a.png", "image/png")
+    out.data("progress", 1)
+    out.tool_result("k", "found again")
+    out.data("progress", 2)
+
+
 # What is streamed, what is said, the history in AG-UI and in the AI SDK, and whether readers load it.
 _SHAPES: dict[str, tuple[Callable[[Any], object], list[dict[str, Any]], list[str], list[str], bool]] = {
     "blocks and data": (
@@ -756,6 +775,38 @@ _SHAPES: dict[str, tuple[Callable[[Any], object], list[dict[str, Any]], list[str
         ],
         ["assistant: First.", "assistant:  look(k)", "tool: found"],
         ["text First.", "tool-look k found"],
+        True,
+    ),
+    "an answer that was streamed after a result that is not said": (
+        _looked_first,
+        [{"role": "assistant", "content": "Hi there"}],
+        ["reasoning: Hm", "assistant: Hi there"],
+        ["reasoning Hm", "text Hi there", "file https://e.org/a.png", "data-progress 1"],
+        True,
+    ),
+    "parts that were streamed after the answer": (
+        _looked_before_the_rest,
+        [
+            {"role": "assistant", "content": "Hi there", "tool_calls": [_call()]},
+            {"role": "tool", "tool_call_id": "k", "content": "found"},
+        ],
+        ["assistant: Hi there look(k)", "tool: found", "reasoning: Hm"],
+        [
+            "data-progress 0",
+            "text Hi there",
+            "tool-look k found",
+            "reasoning Hm",
+            "file https://e.org/a.png",
+            "data-progress 1",
+            "data-progress 2",
+        ],
+        True,
+    ),
+    "parts that were streamed before the answer": (
+        _looked_first,
+        [{"role": "assistant", "content": "Bye"}, {"role": "assistant", "content": "Hi there"}],
+        ["assistant: Bye", "reasoning: Hm", "assistant: Hi there"],
+        ["text Bye", "reasoning Hm", "text Hi there", "file https://e.org/a.png", "data-progress 1"],
         True,
     ),
     "results that were streamed in another order": (

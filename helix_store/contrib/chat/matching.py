@@ -79,6 +79,9 @@ class Matching:
         self._stream = stream
         self._earlier = earlier
         self._results = results
+        self._answers = [each for each in said if each.role == "assistant"]
+        self._next_answer = 0
+        self._surplus = 0
 
     def matched(
         self,
@@ -93,6 +96,7 @@ class Matching:
         answer makes is added to the step's last message, or to a message of its own: a client must be able to
         show what it is asked. A message's call without an id makes it if it has the same name and input.
         """
+        self._surplus = len(self._answers) - sum(role_of(message) == "assistant" for message in messages)
         others = _without_calls_of(asked, messages)
         new = _without_calls_of(others, self._earlier()) if others else others
         stored: list[dict[str, Any]] = []
@@ -103,6 +107,8 @@ class Matching:
             is_shown = is_shown and is_same
         is_shown = self._add_questions(stored, others, new) and is_shown
         own = [message for message in stored if role_of(message) == "assistant"]
+        if own:
+            self._add_parts_left(own[-1])
         if own and usage:
             own[-1][OWN]["usage"] = list(usage)
         return stored, is_shown and self._is_stored(stored)
@@ -198,9 +204,7 @@ class Matching:
     def _match_answer(
         self, message: Mapping[str, Any], own: dict[str, Any], *, asked: Mapping[str, Mapping[str, Any]]
     ) -> tuple[dict[str, Any], bool]:
-        said = next((said for said in self._said if said.role == "assistant" and not said.is_matched), None)
-        if said is None:
-            said = Said(own_id(message) or new_id())
+        said = self._streamed_answer(message) or Said(own_id(message) or new_id())
         said.is_matched = True
         kept = {**message, "id": said.id, OWN: own}
         if ids := _ids_of_calls(usual_pieces(kept, said.id), said, asked):
@@ -224,6 +228,35 @@ class Matching:
         _keep_parts(kept, said, usual)
         answer, *_ = entries_of(kept, 0)
         return kept, streamed == [_key_of_piece(piece) for piece in answer.pieces]
+
+    def _streamed_answer(self, message: Mapping[str, Any]) -> Said | None:
+        """Return the next message in the stream.
+
+        An agent may stream more messages than it says, as with a tool's result between two texts. Then the
+        next one with the message's text is meant.
+        """
+        candidates = self._answers[self._next_answer :][: max(self._surplus, 0) + 1]
+        text = "".join(piece.text for piece in usual_pieces(message, "") if piece.kind == "text")
+        skipped = next((n for n, said in enumerate(candidates) if text and said.text("text") == text), 0)
+        self._surplus -= skipped
+        self._next_answer += skipped + 1
+        return candidates[skipped] if candidates else None
+
+    def _add_parts_left(self, message: dict[str, Any]) -> None:
+        """Add what no message can say, and what was streamed in messages that the step does not say."""
+        before: list[dict[str, Any]] = []
+        after: list[dict[str, Any]] = []
+        found = before
+        for said in self._answers:
+            if said.id == message["id"]:
+                found = after
+            elif not said.is_matched:
+                parts = _stored_parts(said, [], keeps_reasoning=True)
+                found += [part for part in parts if part["type"] != "text"]
+        if before or after:
+            own = message[OWN]
+            parts = own.get("parts") or _usual_parts(usual_pieces(message, message["id"]))
+            own["parts"] = [*before, *parts, *after]
 
     def _has_streamed(self, call_id: str) -> bool:
         return any(said.call(call_id) is not None for said in self._said)
