@@ -37,10 +37,13 @@ from helix_store import (
     TenantMoved,
     UnsupportedIsolation,
 )
+from helix_store.contrib.chat import agui, reading, threads, views
 from helix_store.contrib.chat.reading import join, open_feed, open_reasoning
 from helix_store.contrib.chat.requests import Answered, error_response
-from helix_store.contrib.chat.threads import give_answers, newest_chunk
+from helix_store.contrib.chat.stored import entries
+from helix_store.contrib.chat.threads import Activity, give_answers, newest_chunk
 from tests.chat.conftest import Chatting, events_of, run_input
+from tests.chat.held import held_by_ag_ui
 
 Make = Callable[..., Chatting]
 
@@ -778,3 +781,51 @@ def test_a_client_that_comes_to_a_step_whose_first_chunks_were_pruned_begins_wit
     async_to_sync(site.post)("t", "u1")
     site.drive("t")
     assert [len(each) for each in found] == [1]
+
+
+@pytest.mark.parametrize("joins", ["with its message", "with a reload"])
+async def test_an_answer_that_is_stored_before_it_is_read_is_streamed(
+    chatting: Make, monkeypatch: pytest.MonkeyPatch, joins: str
+) -> None:
+    """A snapshot holds no message that is streamed after it, although the turn is over when it is made."""
+
+    def answer(turn: Any, out: Any) -> None:
+        while turn.is_active:
+            call_id = f"call-{turn.state.step_count}"
+            call = {"name": "look", "arguments": '{"a": 1}'}
+            out.reasoning("Hm")
+            out.tool_call(call_id, "look", {"a": 1})
+            with turn.step() as step:
+                calls = [{"id": call_id, "type": "function", "function": call}]
+                step.say({"role": "assistant", "content": "", "tool_calls": calls})
+                step.say({"role": "tool", "tool_call_id": call_id, "content": "found"})
+            out.text("Done.")
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "Done."})
+                step.end_turn()
+
+    def post_and_answer(*args: Any, **options: Any) -> Any:
+        posted = threads.post_message(*args, **options)
+        assert site.drive("t") is True
+        return posted
+
+    def load_late(*args: Any, **options: Any) -> Any:
+        site.drive("t")
+        return threads.load_thread(*args, **{**options, "activity": Activity.DUE})
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    await sync_to_async(site.drive)("t")
+    if joins == "with its message":
+        monkeypatch.setattr(views, "post_message", post_and_answer)
+        events = await site.events("POST", "agui/", run_input("t", "u2"))
+    else:
+        await site.post("t", "u2")
+        monkeypatch.setattr(reading, "load_thread", load_late)
+        events = await site.events("GET", "agui/t/")
+    stored = await sync_to_async(threads.load_thread)(site.store, site.session("t").id)
+    types = [event["type"] for event in events]
+    for each in ("REASONING_MESSAGE_CONTENT", "TOOL_CALL_START", "TOOL_CALL_RESULT", "TEXT_MESSAGE_CONTENT"):
+        assert types.count(each) == 1, types
+    assert types.index("MESSAGES_SNAPSHOT") < types.index("REASONING_MESSAGE_CONTENT")
+    assert held_by_ag_ui(events) == agui.messages_of(entries(stored.messages))

@@ -41,6 +41,7 @@ from helix_store import (
     SessionStatus,
     Store,
     StoredChunk,
+    StreamNotFound,
     StreamTruncated,
 )
 from helix_store.contrib.chat import agui, aisdk
@@ -79,6 +80,7 @@ R = TypeVar("R")
 _LONGEST: Final = 256
 """How many chunks a feed keeps. A response that is slower reads its own pages from the database."""
 _PAGE: Final = 200
+_MOST_PAGES: Final = 5
 _SECONDS_BETWEEN_TRIES: Final = 0.05
 _LONGEST_SECONDS_BETWEEN_TRIES: Final = 1.0
 _PAUSE_SECONDS_PER_FOLLOWER: Final = 0.0004
@@ -517,6 +519,11 @@ class Spoken(Protocol):
         """True if the client may hold messages that the request does not name."""
         ...
 
+    @property
+    def streams_each_message(self) -> bool:
+        """True if a snapshot must not hold a message that chunks after it say."""
+        ...
+
     def begin(
         self, joined: Joined, reasoning: Sequence[str], abandoned: Sequence[str] = ()
     ) -> Iterator[dict[str, Any]]: ...
@@ -546,6 +553,7 @@ class AgUi:
 
     ending = b""
     is_over = False
+    streams_each_message = True
 
     def __init__(
         self, thread_id: str, run_id: str, *, held: Sequence[tuple[str, str]] | None, shares_state: bool
@@ -612,6 +620,7 @@ class AiSdk:
         return self._parts.is_over
 
     may_hold_more = False
+    streams_each_message = False
 
     def begin(
         self, joined: Joined, reasoning: Sequence[str], abandoned: Sequence[str] = ()
@@ -715,6 +724,12 @@ class _Reader:
         if seen is not None and await self._absorbed(joined, seen):
             yield _parts(self._spoken.reopened(thread), None)
         else:
+            self._position, self._token = joined.start, joined.token
+            if joined.position:
+                # A turn may have ended after the position was read and before the thread was.
+                self._safe = await in_reading_thread(lambda: newest_chunk(self._store, self._session_id)[0])
+            if not joined.position or self._safe > joined.start:
+                joined = replace(joined, thread=await self._without_later(thread))
             reasoning: Sequence[str] = ()
             if joined.start < joined.position:
                 reasoning = await in_reading_thread(
@@ -725,10 +740,6 @@ class _Reader:
                 abandoned = await in_reading_thread(
                     lambda: abandoned_reasoning(self._store, self._session_id, joined)
                 )
-            self._position, self._token = joined.start, joined.token
-            if joined.position:
-                # A turn may have ended after the position was read and before the thread was.
-                self._safe = await in_reading_thread(lambda: newest_chunk(self._store, self._session_id)[0])
             begun = self._spoken.begin(joined, reasoning, abandoned)
             yield _parts(begun, self._safe_id(joined.start), is_anew=True)
         if thread.activity is Activity.DUE and not self._is_called:
@@ -822,6 +833,8 @@ class _Reader:
                 self._run_ids.add(chunk["run"])
             thread = await self._load() if self._spoken.needs_thread(chunk) else None
             own_id = self._safe_id(sequence)
+            if thread is not None and own_id is None:
+                thread = await self._without_later(thread)
             is_ahead = thread is not None and own_id is None
             if part := _parts(self._spoken.take(chunk, thread), own_id, is_anew=is_ahead):
                 yield part
@@ -863,6 +876,14 @@ class _Reader:
         self._safe = max(self._safe, newest)
         return thread
 
+    async def _without_later(self, thread: Thread) -> Thread:
+        """Leave out messages that are stored already, but that the next chunks say."""
+        if not self._spoken.streams_each_message or not thread.messages:
+            return thread
+        position, token = self._position, self._token
+        later = await in_reading_thread(lambda: _said_after(self._store, self._session_id, position, token))
+        return replace(thread, messages=[each for each in thread.messages if each["id"] not in later])
+
     def _safe_id(self, sequence: int) -> int | None:
         """Return a position after which a client can go on, or ``None`` if it has seen more than that.
 
@@ -876,6 +897,25 @@ def _ids_in(chunk: Mapping[str, Any]) -> set[str]:
     said = {each["id"] for each in chunk.get("said", ())}
     own = {chunk["m"]} if "m" in chunk else set()
     return {*said, *chunk.get("received", ()), *own}
+
+
+def _said_after(store: Store, session_id: str, position: int, token: int) -> set[str]:
+    """Return the ids of messages that the next chunks say, without those of workers that were replaced."""
+    said: set[str] = set()
+    # If there are more, a snapshot holds the messages of the rest.
+    for _ in range(_MOST_PAGES):
+        try:
+            page = store.streams.read_after(session_id, position, limit=_PAGE)
+        except (StreamNotFound, StreamTruncated):
+            return set()
+        for each in page:
+            position, chunk = each.sequence, each.chunk
+            if chunk.get("r", -1) >= token:
+                token = chunk["r"]
+                said |= _ids_in(chunk) - set(chunk.get("received", ()))
+        if len(page) < _PAGE:
+            break
+    return said
 
 
 def _together(arrived: Sequence[Seen]) -> Iterator[Seen]:
