@@ -105,11 +105,14 @@ RE_EXPORTED_NAMES = {
     ("helix_store.retention", "helix_store.core"): "RetentionPolicy",
     ("helix_store.sessions.messages", "helix_store.sessions"): "aannounce_due_posts announce_due_posts",
     ("helix_store.stores", "helix_store.budgets"): "DatabaseBudgetStore InMemoryBudgetStore",
+    ("helix_store.stores", "helix_store.core"): """
+        LockInfo StoredChunk StreamInfo TokenCounts UsageBucket UsageEntry UsagePage UsageRollup
+        UsageSource""",
     ("helix_store.stores", "helix_store.engine"): "MemoryWorld",
     ("helix_store.stores", "helix_store.locks"): (
         "DatabaseLockManager InMemoryLockManager Lock NoOpLockManager"
     ),
-    ("helix_store.stores", "helix_store.streams"): "DatabaseStreamManager InMemoryStreamManager",
+    ("helix_store.stores", "helix_store.streams"): "DatabaseStreamManager InMemoryStreamManager StreamWriter",
     ("helix_store.stores", "helix_store.usage"): "DatabaseUsageStore InMemoryUsageStore",
     ("helix_store.views", "helix_store.streams"): "stream_events",
     ("helix_store.workspaces", "helix_store.cleanup"): (

@@ -41,7 +41,7 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import Guard, guard
 from helix_store.engine.async_twins import async_twin
-from helix_store.exceptions import InvalidPayload
+from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.sessions.runs import RunUpdate
 from helix_store.sessions.state import loaded_of, suspension_kind
 from helix_store.sessions.steps import StagedRow, StepWrite
@@ -99,6 +99,11 @@ class StoreCalls:
     @property
     def limits(self) -> Limits:
         return conf.limits(self._given_limits)
+
+    def _require_session(self, session_id: str) -> None:
+        """Raise `SessionNotFound` if a state of another session is written to one that does not exist."""
+        if not self._backend.sessions.exists(validation.identifier(session_id, "session_id")):
+            raise SessionNotFound(session_id)
 
 
 _RUN_RULES: Final[dict[str, validation.Rule]] = {
@@ -254,6 +259,8 @@ class StepCalls(StoreCalls):
         ``atomic()`` block, the caller owns the commit.
         Source: `saveStateAndPromoteStaging` of `@helix-agents/store-postgres`.
         """
+        if isinstance(state, SessionState) and state.session_id != session_id:
+            self._require_session(session_id)
         write = StepWrite(
             session_id=session_id,
             state=state,

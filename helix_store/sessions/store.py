@@ -117,6 +117,8 @@ class SessionCalls(StoreCalls):
         nothing is written. A repeat writes again.
         """
         validation.identifier(session_id, "session_id")
+        if isinstance(state, SessionState) and state.session_id != session_id:
+            self._require_session(session_id)
         encoded = encode_state(state, self.limits, session_id)
         return self._backend.sessions.save(session_id, encoded, guard(expected_version, fencing_token))
 

@@ -56,7 +56,7 @@ def record_until_it_is_gone(alias: str, tenant: str, writer: int) -> list[str]:
             else:
                 usage.record_entries(tokens(name) for name in names)
         except SessionNotFound as error:
-            return [error.session_id]
+            return [str(error.session_id)]
     return []
 
 

@@ -172,8 +172,20 @@ def test_an_unknown_word_of_a_reason_has_a_message_too() -> None:
         assert pickle.loads(pickle.dumps(each)).to_dict() == each.to_dict()  # noqa: S301
 
 
-def test_a_checkpoint_without_an_id_has_the_message_without_one() -> None:
-    assert str(exceptions.CheckpointNotFound()) == "The session has no checkpoint with this id."
+def test_an_error_without_an_id_has_the_message_of_its_class() -> None:
+    wrong = {}
+    for name in (
+        "CheckpointNotFound",
+        "IdempotencyConflict",
+        "RunNotFound",
+        "SessionExists",
+        "SessionNotFound",
+        "StreamNotFound",
+    ):
+        cls = getattr(exceptions, name)
+        if str(cls()) != cls.__doc__:
+            wrong[name] = str(cls())
+    assert not wrong
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from helix_store.core.contracts import StateStore
 from helix_store.exceptions import (
     CheckpointNotFound,
     InvalidCursor,
+    InvalidPayload,
     RunNotFound,
     SessionNotFound,
 )
@@ -161,6 +162,22 @@ class UnknownSessionContract(StoreTests):
             call.invoke(store, "nobody")
         assert caught.value.session_id == "nobody"
         assert store.list_sessions().total == 0
+
+    def test_a_state_of_another_session_is_refused_only_if_the_session_exists(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        state = loaded(store, session_id)
+        store.create_session("other", agent_type="agent")
+        for write in (
+            lambda name: store.save_state(name, state),
+            lambda name: store.save_state_and_promote_staging(name, state, [], step(1)),
+        ):
+            with pytest.raises(SessionNotFound) as caught:
+                write("nobody")
+            assert caught.value.session_id == "nobody"
+            with pytest.raises(InvalidPayload, match="another session"):
+                write("other")
+        assert store.list_sessions().total == 2
 
     def test_deleting_it_deletes_none(self, store: StateStore) -> None:
         assert DELETE.invoke(store, "nobody") == 0
