@@ -22,15 +22,17 @@ from django.db import close_old_connections
 
 from helix_store import conf
 from helix_store.core.ids import PerProcess
-from helix_store.engine.threads import (
+from helix_store.engine.tasks import (
     Obstacle,
-    find_djangos_thread,
     find_obstacle,
-    find_parked_caller,
-    keep_open,
     note_transactions_of,
     passing,
     require_open_block,
+)
+from helix_store.engine.threads import (
+    find_djangos_thread,
+    find_parked_caller,
+    keep_open,
     return_to_pool_after,
 )
 

@@ -63,6 +63,7 @@ from helix_store.engine.statement import (
     run_in_order,
     table,
 )
+from helix_store.engine.tasks import require_task_of_block, task_blocks
 from helix_store.engine.threads import (
     UNWATCHED,
     has_waited,
@@ -74,10 +75,8 @@ from helix_store.engine.threads import (
     release,
     release_once,
     remember_pool,
-    require_task_of_block,
     require_thread_of_caller,
     short_waits,
-    task_blocks,
     used_aliases,
     watched_wait,
 )

@@ -10,7 +10,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any, TypeVar
 
-from helix_store.engine.threads import TaskBlock, opened_in_memory
+from helix_store.engine.tasks import TaskBlock, opened_in_memory
 from helix_store.engine.uncommitted import UncommittedWrite
 
 

@@ -10,13 +10,6 @@ rows that the caller has locked. Django closes a thread's connections when a req
 an agent framework's executor, or one that the project started, never ends a request, so it would keep its
 connection forever: a call there releases it when it ends.
 
-**Tasks.** The tasks of an event loop share Django's thread, and so its connection. If one of them keeps a
-transaction open between two calls, the calls of the others would join the transaction, and a rollback would
-take back writes that these calls have acknowledged. Such a transaction is recorded in the context of its
-task, from which the tasks that it creates inherit it. Asynchronous calls from other contexts are made on
-another connection, or wait for the end of the transaction (see `find_obstacle`). A synchronous call from
-another context occupies the thread in which the transaction must end, so it is refused.
-
 **Waits.** Some calls would wait forever for a lock of a caller that itself waits for the call. A caller in an
 ``atomic()`` block may wait for another thread, as `graph.invoke` does. If that thread waits for a row that
 the block has locked, neither ever continues, and the database cannot see why. The context of the call
@@ -39,13 +32,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from itertools import accumulate, chain, repeat
 from types import FrameType, MappingProxyType, TracebackType
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from asgiref.current_thread_executor import CurrentThreadExecutor
@@ -319,238 +312,6 @@ def frames_of(thread: int) -> list[FrameType]:
     return frames
 
 
-# --- The transactions of tasks -------------------------------------------------------------------------
-
-_LONGEST_WAIT_SECONDS: Final = 30.0
-"""The time for which a call waits for the transaction of another task, which may itself wait for the call."""
-
-_OF_ANOTHER_TASK: Final = (
-    "Another task has an `async with` block of transaction() open in this thread, and a rollback would take "
-    "this synchronous call back; await the async form of the call, or make it after the block."
-)
-_STAYS_OPEN: Final = (
-    "Another task has had an `async with` block of transaction() open for a long time. If the block waits "
-    "for this call, make the call in a task that is created inside the block; otherwise try again."
-)
-_INNER_IS_OPEN: Final = (
-    "A task that was created inside this block of transaction() still has a block open; both were rolled "
-    "back. Wait for the task before you leave the block."
-)
-_ENDED_WITH_OUTER: Final = (
-    "The block of transaction() around this one has ended, and both were rolled back; leave the inner block "
-    "first."
-)
-_STOPS_THE_LOOP: Final = (
-    "A synchronous call in an event loop waits for an `async with` block of transaction(), which only this "
-    "event loop can end; await the async form of the call."
-)
-
-
-R = TypeVar("R")
-
-
-class TaskBlock:
-    """A transaction that an ``async with`` block keeps open. Calls may join it if their context names it."""
-
-    def __init__(self, roll_back: Callable[[OutsideTransaction], object]) -> None:
-        self.roll_back = roll_back
-        """Roll the transaction back, because one around it ends first."""
-        self.was_rolled_back_early = self.is_left = False
-        self.is_in_memory = False
-        self._loop = asyncio.get_running_loop()
-        self._thread = 0
-        self._ended: Future[None] = Future()
-
-    def begin(self, *, is_in_memory: bool) -> None:
-        """Begin in this thread."""
-        self._thread, self.is_in_memory = threading.get_ident(), is_in_memory
-        # Otherwise a waiting task that is cancelled would cancel it.
-        self._ended.set_running_or_notify_cancel()
-
-    def end(self) -> None:
-        """Wake the tasks that wait for the end."""
-        self._ended.set_result(None)
-
-    async def wait_for_end(self, began: float) -> None:
-        """Wait until the block has ended, in any event loop, for a call that began at this time. Raises
-        `StoreBusy`.
-        """
-        timeout = began + _LONGEST_WAIT_SECONDS - time.monotonic()
-        ended, _ = await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=max(timeout, 0))
-        if not ended:
-            raise StoreBusy(_STAYS_OPEN)
-
-    def is_of_another_task(self) -> bool:
-        """Return whether a call in this thread would join the block of another task."""
-        return threading.get_ident() == self._thread and self not in _own_blocks()
-
-    def check_task(self) -> None:
-        """Raise `OutsideTransaction` for a call of another task in the thread of the block."""
-        if self.is_of_another_task():
-            raise OutsideTransaction(_OF_ANOTHER_TASK)
-
-    def check_loop(self) -> None:
-        """Raise `OutsideTransaction` for a call that would wait for the block in the block's event loop."""
-        with suppress(RuntimeError):
-            if asyncio.get_running_loop() is self._loop:
-                raise OutsideTransaction(_STOPS_THE_LOOP)
-
-    def end_inner(self, opened: Sequence[TaskBlock]) -> None:
-        """Roll back blocks that were opened later. ``opened`` are all that are open, outermost first.
-
-        Raises `OutsideTransaction` if there are any, which must roll back this block as well.
-        """
-        inner = opened[opened.index(self) + 1 :] if self in opened else ()
-        for each in reversed(inner):
-            each.was_rolled_back_early = True
-            each.roll_back(OutsideTransaction(_ENDED_WITH_OUTER))
-        if inner:
-            raise OutsideTransaction(_INNER_IS_OPEN)
-
-    def check_end(self) -> None:
-        """Raise `OutsideTransaction` if the block was rolled back early."""
-        if self.was_rolled_back_early:
-            raise OutsideTransaction(_ENDED_WITH_OUTER)
-
-
-_blocks_of_task: Final[ContextVar[tuple[TaskBlock, ...]]] = ContextVar("helix_store_task_blocks", default=())
-
-task_blocks: Final[dict[Any, TaskBlock]] = {}
-"""The open blocks of tasks, in the order in which they began. The key of a block in a database is its
-``atomic()``, that of a block in memory is the block itself.
-"""
-after_fork(task_blocks.clear)
-
-
-def _own_blocks() -> tuple[TaskBlock, ...]:
-    """Return the blocks that this task may use, outermost first.
-
-    Its context also keeps blocks that another task has left: those in which the task was created, and that of
-    an asynchronous generator that another task has closed.
-    """
-    return tuple(each for each in _blocks_of_task.get() if not each.is_left)
-
-
-def join_block(block: TaskBlock) -> None:
-    """Record a block in the context of this task."""
-    _blocks_of_task.set((*_own_blocks(), block))
-
-
-def leave_block(block: TaskBlock) -> None:
-    """Make a block one that no task may use. This may be another task than that of `join_block`."""
-    block.is_left = True
-    _blocks_of_task.set(_own_blocks())
-
-
-def require_open_block() -> None:
-    """Raise `OutsideTransaction` if the innermost block of this task was rolled back early."""
-    for block in _own_blocks()[-1:]:
-        block.check_end()
-
-
-def require_task_of_block(connection: BaseDatabaseWrapper) -> None:
-    """Raise `OutsideTransaction` if the innermost block on a connection is that of another task."""
-    blocks = _task_blocks_on(connection)
-    if blocks:
-        blocks[-1].check_task()
-
-
-def _task_blocks_on(connection: Any) -> list[TaskBlock]:
-    return [task_blocks[each] for each in connection.atomic_blocks if each in task_blocks]
-
-
-class Obstacle(NamedTuple):
-    """A block of another task, because of which a call cannot be made in this thread now."""
-
-    block: TaskBlock
-    is_passable: bool
-    """True if the call can be made on another connection, outside of all transactions of this thread."""
-
-
-def find_obstacle() -> Obstacle | None:
-    """Return the innermost block that another task has open in this thread.
-
-    A call cannot pass it on another connection if it is part of a transaction of this thread: that of its own
-    task, or one around the block, as in Django's `TestCase`. The same applies with autocommit off, where code
-    of this thread commits what the call writes. SQLite has one writer at a time: the call would wait there,
-    make a transaction fail that has read, or see nothing, if the database is in memory.
-    """
-    others = [each for each in list(task_blocks.values()) if each.is_of_another_task()]
-    if not others:
-        return None
-    is_passable = (
-        not _own_blocks()
-        and not any(each.is_in_memory for each in others)
-        and all(map(_may_be_passed, connections.all(initialized_only=True)))
-    )
-    return Obstacle(others[-1], is_passable)
-
-
-def _may_be_passed(connection: Any) -> bool:
-    if not connection.in_atomic_block:
-        return connection.vendor != "sqlite" or not connection.is_in_memory_db()
-    return connection.vendor == "postgresql" and connection.commit_on_exit and _is_of_task(connection)
-
-
-def _is_of_task(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a task has begun the transaction of a connection."""
-    return outermost_block(connection) in task_blocks
-
-
-_is_passing: Final[ContextVar[bool]] = ContextVar("helix_store_is_passing", default=False)
-"""True in a call that passes the block of another task. As far as anyone knows, the block does not wait for
-the call.
-"""
-
-
-def passing(call: Callable[[], R]) -> R:
-    """Make a call in another thread than that of a block of another task, outside of the block."""
-    token = _is_passing.set(True)
-    try:
-        return call()
-    finally:
-        _is_passing.reset(token)
-
-
-@contextmanager
-def opened_by_task(block: TaskBlock, connection: Any) -> Iterator[None]:
-    """Make the innermost ``atomic()`` of a connection a block of a task."""
-    block.begin(is_in_memory=False)
-    with _open_until_end(block, connection.atomic_blocks[-1], lambda: _task_blocks_on(connection)):
-        yield
-
-
-@contextmanager
-def opened_in_memory(block: TaskBlock, opened: list[TaskBlock]) -> Iterator[None]:
-    """Make the innermost transaction of a `MemoryWorld`, whose open blocks are ``opened``, one of a task."""
-    block.begin(is_in_memory=True)
-    opened.append(block)
-    try:
-        with _open_until_end(block, block, lambda: opened):
-            yield
-    finally:
-        opened.remove(block)
-
-
-@contextmanager
-def _open_until_end(
-    block: TaskBlock, key: object, opened: Callable[[], Sequence[TaskBlock]]
-) -> Iterator[None]:
-    """Call `TaskBlock.end_inner` at the end. An error of the block itself is raised as it is."""
-    task_blocks[key] = block
-    try:
-        try:
-            yield
-        except BaseException:
-            with suppress(OutsideTransaction):
-                block.end_inner(opened())
-            raise
-        block.end_inner(opened())
-    finally:
-        task_blocks.pop(key, None)
-        block.end()
-
-
 # --- The connections of calls ------------------------------------------------------------------------
 
 # This is not a context variable: a thread that copies the context of a request does not serve that request.
@@ -585,7 +346,7 @@ open_blocks: Final[ContextVar[Mapping[str, _Block]]] = ContextVar(
 def require_thread_of_caller(connection: BaseDatabaseWrapper) -> None:
     """Raise `OutsideTransaction` if a caller has a transaction of this database open in another thread.
 
-    A caller is recognised by its context: through a call in its block, or through `note_transactions_of`.
+    A caller is recognised by its context: through a call in its block, or through `engine.tasks.note_transactions_of`.
     """
     blocks = open_blocks.get()
     known = blocks.get(connection.alias)
@@ -593,24 +354,12 @@ def require_thread_of_caller(connection: BaseDatabaseWrapper) -> None:
         if known.connection() is not connection:
             raise OutsideTransaction
     elif connection.in_atomic_block:
-        _note(connection)
+        note_block(connection)
     elif known is not None:
         open_blocks.set({alias: block for alias, block in blocks.items() if block is not known})
 
 
-def note_transactions_of(threads: Collection[int]) -> None:
-    """Record the open transactions of threads that wait for this context; ``threads`` are thread idents.
-
-    A transaction of another task is none that waits for it.
-    """
-    for connection in opened_connections():
-        if not connection.in_atomic_block or _ident_of_thread(connection) not in threads:
-            continue
-        if not _is_of_task(connection) or task_blocks.get(outermost_block(connection)) in _own_blocks():
-            _note(connection)
-
-
-def _note(connection: BaseDatabaseWrapper) -> None:
+def note_block(connection: BaseDatabaseWrapper) -> None:
     block = outermost_block(connection)
     if block is not None:
         open_blocks.set({**open_blocks.get(), connection.alias: _Block(ref(connection), ref(block))})
@@ -758,6 +507,18 @@ _BLOCKERS: Final = """
         EXISTS (SELECT 1 FROM pg_catalog.pg_locks WHERE NOT granted)"""
 
 
+class Passed(NamedTuple):
+    """The blocks that a call in another thread passes. As far as anyone knows, they do not wait for it."""
+
+    holds: Callable[[BaseDatabaseWrapper], bool]
+    """Return whether the transaction of a connection is one of these blocks."""
+    longest_wait_seconds: float
+    """The time for which the call waits for one of them."""
+
+
+passed_blocks: Final[ContextVar[Passed | None]] = ContextVar("helix_store_passed_blocks", default=None)
+
+
 class _Refused(NamedTuple):
     """The block because of which a thread was refused, with weak references: none of them is kept alive."""
 
@@ -810,7 +571,7 @@ def _pool_of_thread() -> str:
 
 def refuse_again(connection: BaseDatabaseWrapper) -> None:
     """Raise `OutsideTransaction` if this thread was refused because of a block that is still waiting."""
-    if _is_passing.get():
+    if passed_blocks.get() is not None:
         return
     thread = threading.get_ident()
     for key in (_pool_of_thread(), thread):
@@ -832,11 +593,11 @@ def blocks_elsewhere(connection: BaseDatabaseWrapper) -> list[BaseDatabaseWrappe
     return [
         each
         for each in opened_connections()
-        if each.in_atomic_block and each.alias == connection.alias and _ident_of_thread(each) != thread
+        if each.in_atomic_block and each.alias == connection.alias and ident_of_thread(each) != thread
     ]
 
 
-def _ident_of_thread(connection: Any) -> int:
+def ident_of_thread(connection: Any) -> int:
     return connection._thread_ident  # type: ignore[no-any-return]
 
 
@@ -845,7 +606,7 @@ def _waits_at(holder: BaseDatabaseWrapper) -> tuple[int, int] | None:
 
     A mark that is the same a while later means that the thread has done nothing in between.
     """
-    frames = frames_of(_ident_of_thread(holder))
+    frames = frames_of(ident_of_thread(holder))
     if not frames:
         # The thread has ended, and nothing ends its block.
         return 0, 0
@@ -863,9 +624,9 @@ class Wait:
 
     def _idle_holders(self, holders: list[BaseDatabaseWrapper], now: float) -> list[BaseDatabaseWrapper]:
         """Return the holders whose threads have done nothing but wait for `_IDLE_SECONDS`."""
-        idle, marks = [], {}
+        idle, marks, passed = [], {}, passed_blocks.get()
         for holder in holders:
-            mark = None if _is_passing.get() and _is_of_task(holder) else _waits_at(holder)
+            mark = None if passed is not None and passed.holds(holder) else _waits_at(holder)
             if mark is None:
                 continue
             known, since = self._marks.get(id(holder), (mark, now))
@@ -910,7 +671,8 @@ class _WaitOnServer(Wait):
             self._began, self._marks = began, {}
         holders = blocks_elsewhere(self._connection)
         idle = self._idle_holders(holders, now)
-        is_late = now - began >= (_LONGEST_WAIT_SECONDS if _is_passing.get() else _LONGEST_SECONDS)
+        passed = passed_blocks.get()
+        is_late = now - began >= (_LONGEST_SECONDS if passed is None else passed.longest_wait_seconds)
         blocking = idle or (holders if is_late else [])
         if not blocking or not self._is_blocked_by(blocking):
             return

@@ -30,7 +30,8 @@ from helix_store.engine.async_twins import (
 )
 from helix_store.engine.database import Call, Database, WriteInDatabase
 from helix_store.engine.memory import MemoryTransaction, MemoryWorld
-from helix_store.engine.threads import TaskBlock, join_block, leave_block, opened_by_task, release
+from helix_store.engine.tasks import TaskBlock, join_block, leave_block, opened_by_task
+from helix_store.engine.threads import release
 from helix_store.exceptions import ConflictError, NotSupportedOnBackend, OutsideTransaction
 from helix_store.items import ITEMS_AGENT_TYPE, ItemLog
 from helix_store.locks import DatabaseLockManager, InMemoryLockManager

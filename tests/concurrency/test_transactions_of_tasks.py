@@ -14,8 +14,8 @@ from django.db import connections, transaction
 
 from helix_store import InMemoryStore, OutsideTransaction, Store, StoreBusy
 from helix_store.core.types import RunStatus
-from helix_store.engine import threads
-from helix_store.engine.threads import task_blocks
+from helix_store.engine import tasks
+from helix_store.engine.tasks import task_blocks
 from tests.cells import Cells
 from tests.databases import ALIASES, CommittedDatabase
 
@@ -205,7 +205,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_is_made_to_the_end(store:
 async def test_a_call_for_which_the_block_waits_is_made_outside_or_ends_with_an_error(
     store: AnyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_LONGEST_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(tasks, "_LONGEST_WAIT_SECONDS", 0.5)
     may_begin = asyncio.Event()
 
     async def earlier(session: str) -> int:

@@ -292,22 +292,22 @@ SESSIONS_AND_LOCKS: Final = (
     ),
     # --- Calls that would join the transaction of another task
     Mutant("waits", _DATABASE, "if task_blocks:", "if False:", _TASKS),
-    Mutant("waits", "engine/threads.py", "self not in _own_blocks()", "False", _TASKS),
-    Mutant("waits", "engine/threads.py", "not _own_blocks()\n        and", "True\n        and", _TASKS),
+    Mutant("waits", "engine/tasks.py", "self not in _own_blocks()", "False", _TASKS),
+    Mutant("waits", "engine/tasks.py", "not _own_blocks()\n        and", "True\n        and", _TASKS),
     Mutant(
-        "waits", "engine/threads.py", "connection.commit_on_exit and _is_of_task(connection)", "True", _TASKS
+        "waits", "engine/tasks.py", "connection.commit_on_exit and _is_of_task(connection)", "True", _TASKS
     ),
-    Mutant("waits", "engine/threads.py", "_is_passing.get() and _is_of_task(holder)", "False", _TASKS),
+    Mutant("waits", "engine/threads.py", "passed is not None and passed.holds(holder)", "False", _TASKS),
     Mutant(
         "waits",
-        "engine/threads.py",
+        "engine/tasks.py",
         "if not _is_of_task(connection) or task_blocks",
         "if True or task_blocks",
         _TASKS,
     ),
     Mutant(
         "waits",
-        "engine/threads.py",
+        "engine/tasks.py",
         "for block in _own_blocks()[-1:]:",
         "for block in ():",
         _TASKS,

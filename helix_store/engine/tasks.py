@@ -1,0 +1,268 @@
+"""Transactions that the tasks of an event loop keep open.
+
+The tasks of an event loop share Django's thread, and so its connection. If one of them keeps a transaction
+open between two calls, the calls of the others would join the transaction, and a rollback would take back
+writes that these calls have acknowledged. Such a transaction is recorded in the context of its task, from
+which the tasks that it creates inherit it. Asynchronous calls from other contexts are made on another
+connection, or wait for the end of the transaction (see `find_obstacle`). A synchronous call from another
+context occupies the thread in which the transaction must end, so it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from helix_store.core.ids import after_fork
+from helix_store.engine.threads import (
+    Passed,
+    ident_of_thread,
+    note_block,
+    opened_connections,
+    outermost_block,
+    passed_blocks,
+)
+from helix_store.exceptions import OutsideTransaction, StoreBusy
+
+R = TypeVar("R")
+
+_LONGEST_WAIT_SECONDS: Final = 30.0
+"""The time for which a call waits for the transaction of another task, which may itself wait for the call."""
+
+_OF_ANOTHER_TASK: Final = (
+    "Another task has an `async with` block of transaction() open in this thread, and a rollback would take "
+    "this synchronous call back; await the async form of the call, or make it after the block."
+)
+_STAYS_OPEN: Final = (
+    "Another task has had an `async with` block of transaction() open for a long time. If the block waits "
+    "for this call, make the call in a task that is created inside the block; otherwise try again."
+)
+_INNER_IS_OPEN: Final = (
+    "A task that was created inside this block of transaction() still has a block open; both were rolled "
+    "back. Wait for the task before you leave the block."
+)
+_ENDED_WITH_OUTER: Final = (
+    "The block of transaction() around this one has ended, and both were rolled back; leave the inner block "
+    "first."
+)
+_STOPS_THE_LOOP: Final = (
+    "A synchronous call in an event loop waits for an `async with` block of transaction(), which only this "
+    "event loop can end; await the async form of the call."
+)
+
+
+class TaskBlock:
+    """A transaction that an ``async with`` block keeps open. Calls may join it if their context names it."""
+
+    def __init__(self, roll_back: Callable[[OutsideTransaction], object]) -> None:
+        self.roll_back = roll_back
+        """Roll the transaction back, because one around it ends first."""
+        self.was_rolled_back_early = self.is_left = False
+        self.is_in_memory = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = 0
+        self._ended: Future[None] = Future()
+
+    def begin(self, *, is_in_memory: bool) -> None:
+        """Begin in this thread."""
+        self._thread, self.is_in_memory = threading.get_ident(), is_in_memory
+        # Otherwise a waiting task that is cancelled would cancel it.
+        self._ended.set_running_or_notify_cancel()
+
+    def end(self) -> None:
+        """Wake the tasks that wait for the end."""
+        self._ended.set_result(None)
+
+    async def wait_for_end(self, began: float) -> None:
+        """Wait until the block has ended, in any event loop, for a call that began at this time. Raises
+        `StoreBusy`.
+        """
+        timeout = began + _LONGEST_WAIT_SECONDS - time.monotonic()
+        ended, _ = await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=max(timeout, 0))
+        if not ended:
+            raise StoreBusy(_STAYS_OPEN)
+
+    def is_of_another_task(self) -> bool:
+        """Return whether a call in this thread would join the block of another task."""
+        return threading.get_ident() == self._thread and self not in _own_blocks()
+
+    def check_task(self) -> None:
+        """Raise `OutsideTransaction` for a call of another task in the thread of the block."""
+        if self.is_of_another_task():
+            raise OutsideTransaction(_OF_ANOTHER_TASK)
+
+    def check_loop(self) -> None:
+        """Raise `OutsideTransaction` for a call that would wait for the block in the block's event loop."""
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is self._loop:
+                raise OutsideTransaction(_STOPS_THE_LOOP)
+
+    def end_inner(self, opened: Sequence[TaskBlock]) -> None:
+        """Roll back blocks that were opened later. ``opened`` are all that are open, outermost first.
+
+        Raises `OutsideTransaction` if there are any, which must roll back this block as well.
+        """
+        inner = opened[opened.index(self) + 1 :] if self in opened else ()
+        for each in reversed(inner):
+            each.was_rolled_back_early = True
+            each.roll_back(OutsideTransaction(_ENDED_WITH_OUTER))
+        if inner:
+            raise OutsideTransaction(_INNER_IS_OPEN)
+
+    def check_end(self) -> None:
+        """Raise `OutsideTransaction` if the block was rolled back early."""
+        if self.was_rolled_back_early:
+            raise OutsideTransaction(_ENDED_WITH_OUTER)
+
+
+_blocks_of_task: Final[ContextVar[tuple[TaskBlock, ...]]] = ContextVar("helix_store_task_blocks", default=())
+
+task_blocks: Final[dict[Any, TaskBlock]] = {}
+"""The open blocks of tasks, in the order in which they began. The key of a block in a database is its
+``atomic()``, that of a block in memory is the block itself.
+"""
+after_fork(task_blocks.clear)
+
+
+def _own_blocks() -> tuple[TaskBlock, ...]:
+    """Return the blocks that this task may use, outermost first.
+
+    Its context also keeps blocks that another task has left: those in which the task was created, and that of
+    an asynchronous generator that another task has closed.
+    """
+    return tuple(each for each in _blocks_of_task.get() if not each.is_left)
+
+
+def join_block(block: TaskBlock) -> None:
+    """Record a block in the context of this task."""
+    _blocks_of_task.set((*_own_blocks(), block))
+
+
+def leave_block(block: TaskBlock) -> None:
+    """Make a block one that no task may use. This may be another task than that of `join_block`."""
+    block.is_left = True
+    _blocks_of_task.set(_own_blocks())
+
+
+def require_open_block() -> None:
+    """Raise `OutsideTransaction` if the innermost block of this task was rolled back early."""
+    for block in _own_blocks()[-1:]:
+        block.check_end()
+
+
+def require_task_of_block(connection: BaseDatabaseWrapper) -> None:
+    """Raise `OutsideTransaction` if the innermost block on a connection is that of another task."""
+    blocks = _task_blocks_on(connection)
+    if blocks:
+        blocks[-1].check_task()
+
+
+def _task_blocks_on(connection: Any) -> list[TaskBlock]:
+    return [task_blocks[each] for each in connection.atomic_blocks if each in task_blocks]
+
+
+class Obstacle(NamedTuple):
+    """A block of another task, because of which a call cannot be made in this thread now."""
+
+    block: TaskBlock
+    is_passable: bool
+    """True if the call can be made on another connection, outside of all transactions of this thread."""
+
+
+def find_obstacle() -> Obstacle | None:
+    """Return the innermost block that another task has open in this thread.
+
+    A call cannot pass it on another connection if it is part of a transaction of this thread: that of its own
+    task, or one around the block, as in Django's `TestCase`. The same applies with autocommit off, where code
+    of this thread commits what the call writes. SQLite has one writer at a time: the call would wait there,
+    make a transaction fail that has read, or see nothing, if the database is in memory.
+    """
+    others = [each for each in list(task_blocks.values()) if each.is_of_another_task()]
+    if not others:
+        return None
+    is_passable = (
+        not _own_blocks()
+        and not any(each.is_in_memory for each in others)
+        and all(map(_may_be_passed, connections.all(initialized_only=True)))
+    )
+    return Obstacle(others[-1], is_passable)
+
+
+def _may_be_passed(connection: Any) -> bool:
+    if not connection.in_atomic_block:
+        return connection.vendor != "sqlite" or not connection.is_in_memory_db()
+    return connection.vendor == "postgresql" and connection.commit_on_exit and _is_of_task(connection)
+
+
+def _is_of_task(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a task has begun the transaction of a connection."""
+    return outermost_block(connection) in task_blocks
+
+
+def passing(call: Callable[[], R]) -> R:
+    """Make a call in another thread than that of a block of another task, outside of the block."""
+    token = passed_blocks.set(Passed(_is_of_task, _LONGEST_WAIT_SECONDS))
+    try:
+        return call()
+    finally:
+        passed_blocks.reset(token)
+
+
+def note_transactions_of(threads: Collection[int]) -> None:
+    """Record the open transactions of threads that wait for this context; ``threads`` are thread idents.
+
+    A transaction of another task is none that waits for it.
+    """
+    for connection in opened_connections():
+        if not connection.in_atomic_block or ident_of_thread(connection) not in threads:
+            continue
+        if not _is_of_task(connection) or task_blocks.get(outermost_block(connection)) in _own_blocks():
+            note_block(connection)
+
+
+@contextmanager
+def opened_by_task(block: TaskBlock, connection: Any) -> Iterator[None]:
+    """Make the innermost ``atomic()`` of a connection a block of a task."""
+    block.begin(is_in_memory=False)
+    with _open_until_end(block, connection.atomic_blocks[-1], lambda: _task_blocks_on(connection)):
+        yield
+
+
+@contextmanager
+def opened_in_memory(block: TaskBlock, opened: list[TaskBlock]) -> Iterator[None]:
+    """Make the innermost transaction of a `MemoryWorld`, whose open blocks are ``opened``, one of a task."""
+    block.begin(is_in_memory=True)
+    opened.append(block)
+    try:
+        with _open_until_end(block, block, lambda: opened):
+            yield
+    finally:
+        opened.remove(block)
+
+
+@contextmanager
+def _open_until_end(
+    block: TaskBlock, key: object, opened: Callable[[], Sequence[TaskBlock]]
+) -> Iterator[None]:
+    """Call `TaskBlock.end_inner` at the end. An error of the block itself is raised as it is."""
+    task_blocks[key] = block
+    try:
+        try:
+            yield
+        except BaseException:
+            with suppress(OutsideTransaction):
+                block.end_inner(opened())
+            raise
+        block.end_inner(opened())
+    finally:
+        task_blocks.pop(key, None)
+        block.end()
