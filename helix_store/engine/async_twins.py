@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 
@@ -67,7 +68,7 @@ def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
 
     @functools.wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await in_thread_to_the_end(functools.partial(method, self, *args, **kwargs))
+        return await in_thread_to_the_end(partial(method, self, *args, **kwargs))
 
     twin.__name__ = f"a{method.__name__}"
     twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{twin.__name__}"
@@ -82,8 +83,8 @@ def async_iterator_twin(
 
     @functools.wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        iterator = await in_thread_to_the_end(functools.partial(method, self, *args, **kwargs))
-        take = functools.partial(itertools.islice, iterator, _ITEMS_PER_CROSSING)
+        iterator = await in_thread_to_the_end(partial(method, self, *args, **kwargs))
+        take = partial(itertools.islice, iterator, _ITEMS_PER_CROSSING)
         while batch := await in_thread_to_the_end(lambda: list(take())):
             for item in batch:
                 yield item
@@ -108,18 +109,22 @@ class BothContexts:
 
     async def __aenter__(self) -> Self:
         try:
-            return await in_thread_to_the_end(self.__enter__)
+            return await self._begin_in_thread(self.__enter__)
         except asyncio.CancelledError as error:
             # Nothing else releases what was acquired on entry, such as the lock of a turn.
-            await in_thread_to_the_end(
-                functools.partial(self.__exit__, type(error), error, error.__traceback__)
-            )
+            await self._end_in_thread(partial(self.__exit__, type(error), error, error.__traceback__))
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return await in_thread_to_the_end(functools.partial(self.__exit__, kind, error, trace))
+        return await self._end_in_thread(partial(self.__exit__, kind, error, trace))
+
+    async def _begin_in_thread(self, enter: Callable[[], Self]) -> Self:
+        return await in_thread_to_the_end(enter)
+
+    async def _end_in_thread(self, leave: Callable[[], bool]) -> bool:
+        return await in_thread_to_the_end(leave)
 
 
 async def in_thread(call: Callable[[], R]) -> R:
@@ -179,7 +184,7 @@ async def _in_djangos_thread(call: Callable[[], R]) -> R:
     attempt = sync_to_async(_unless_taken, thread_sensitive=True)
     while isinstance(made := await attempt(call), Obstacle):
         if made.is_passable:
-            return await _in_pool(_PASSING_THREADS, functools.partial(passing, call))
+            return await _in_pool(_PASSING_THREADS, partial(passing, call))
         await made.block.wait_for_end(began)
     return made
 
@@ -199,6 +204,13 @@ async def in_thread_to_the_end(call: Callable[[], R]) -> R:
     """
     # A transaction is noted in the context of the caller, not in that of the task.
     return await _to_the_end(_made_in(_choose_thread(), call))
+
+
+async def begin_in_djangos_thread(call: Callable[[], R]) -> R:
+    """Begin a transaction in Django's thread, which `is_in_djangos_thread` has found. The thread is not chosen
+    again: a call of another event loop that has begun there in the meantime ends by itself.
+    """
+    return await _to_the_end(_in_djangos_thread(call))
 
 
 async def in_djangos_thread_to_the_end(call: Callable[[], R]) -> R:

@@ -346,7 +346,8 @@ open_blocks: Final[ContextVar[Mapping[str, _Block]]] = ContextVar(
 def require_thread_of_caller(connection: BaseDatabaseWrapper) -> None:
     """Raise `OutsideTransaction` if a caller has a transaction of this database open in another thread.
 
-    A caller is recognised by its context: through a call in its block, or through `engine.tasks.note_transactions_of`.
+    A caller is recognised by its context: through a call in its block, or through `engine.tasks`, which notes
+    the transactions of threads that wait.
     """
     blocks = open_blocks.get()
     known = blocks.get(connection.alias)

@@ -25,6 +25,7 @@ from helix_store.core.validation import Guard
 from helix_store.engine.async_twins import (
     BothContexts,
     async_twin,
+    begin_in_djangos_thread,
     in_djangos_thread_to_the_end,
     is_in_djangos_thread,
 )
@@ -342,12 +343,19 @@ class StoreTransaction(BothContexts):
         if self._task_block is None:
             return False
         try:
-            is_handled = await in_djangos_thread_to_the_end(partial(self.__exit__, kind, error, trace))
+            is_handled = await super().__aexit__(kind, error, trace)
             if error is None:
                 self._task_block.check_end()
             return is_handled
         finally:
             leave_block(self._task_block)
+
+    async def _begin_in_thread(self, enter: Callable[[], Self]) -> Self:
+        return await begin_in_djangos_thread(enter)
+
+    async def _end_in_thread(self, leave: Callable[[], bool]) -> bool:
+        # A transaction that has begun in this thread can only end in it, also after a cancellation.
+        return await in_djangos_thread_to_the_end(leave)
 
     def _require_unused(self) -> None:
         if self._is_used:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from contextvars import Context
@@ -14,7 +15,6 @@ from django.db import connections, transaction
 
 from helix_store import InMemoryStore, OutsideTransaction, Store, StoreBusy
 from helix_store.core.types import RunStatus
-from helix_store.engine import tasks
 from helix_store.engine.tasks import task_blocks
 from tests.cells import Cells
 from tests.databases import ALIASES, CommittedDatabase
@@ -205,7 +205,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_is_made_to_the_end(store:
 async def test_a_call_for_which_the_block_waits_is_made_outside_or_ends_with_an_error(
     store: AnyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "_LONGEST_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("helix_store.engine.tasks._LONGEST_WAIT_SECONDS", 0.5)
     may_begin = asyncio.Event()
 
     async def earlier(session: str) -> int:
@@ -566,3 +566,48 @@ async def test_a_loop_in_djangos_thread_has_no_transaction(store: AnyStore) -> N
                 pytest.fail("entered")
 
     await sync_to_async(lambda: asyncio.run(work()))()
+
+
+async def turns_of_the_loop() -> None:
+    """Let the tasks of this loop go on until all of them wait for something else."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_a_cancelled_entry_ends_its_transaction_while_another_loop_uses_the_thread(
+    store: AnyStore,
+) -> None:
+    busy, other_is_queued = threading.Event(), threading.Event()
+    other_has_begun, other_may_end = threading.Event(), threading.Event()
+
+    def used() -> None:
+        other_has_begun.set()
+        other_may_end.wait(PATIENCE)
+
+    async def use_later() -> None:
+        using = asyncio.create_task(sync_to_async(used)())
+        await turns_of_the_loop()
+        other_is_queued.set()
+        await using
+
+    before = asyncio.create_task(sync_to_async(busy.wait)(PATIENCE))
+    await turns_of_the_loop()
+    entering = asyncio.create_task(block(store))
+    await turns_of_the_loop()
+    other = threading.Thread(target=lambda: asyncio.run(use_later()))
+    Context().run(other.start)
+    await asyncio.to_thread(other_is_queued.wait, PATIENCE)
+    entering.cancel()
+    await turns_of_the_loop()
+    busy.set()
+    # This loop goes on only when the thread has made the entry and begun the call of the other loop.
+    assert other_has_begun.wait(PATIENCE)
+    await turns_of_the_loop()
+    other_may_end.set()
+    await before
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    await asyncio.to_thread(other.join, PATIENCE)
+    assert not task_blocks
+    assert await say(store, "later") == 1
+    assert await asyncio.to_thread(texts, store) == ["later"]
