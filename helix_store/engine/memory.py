@@ -89,8 +89,9 @@ class WorldLock:
         if not self._lock.acquire(blocking=False):
             if not blocking:
                 return False
-            for block in self._blocks[-1:]:
-                block.check_loop()
+            # Another thread may end one in the meantime.
+            for block in tuple(self._blocks):
+                block.check_wait()
             self._lock.acquire()
         try:
             self.check_task()

@@ -70,16 +70,24 @@ class TaskBlock:
         self.is_in_memory = False
         self._loop = asyncio.get_running_loop()
         self._thread = 0
+        self._connection: BaseDatabaseWrapper | None = None
         self._ended: Future[None] = Future()
 
-    def begin(self, *, is_in_memory: bool) -> None:
-        """Begin in this thread."""
-        self._thread, self.is_in_memory = threading.get_ident(), is_in_memory
+    def begin(self, connection: BaseDatabaseWrapper | None) -> None:
+        """Begin in this thread, on a connection or in memory."""
+        self._thread, self._connection = threading.get_ident(), connection
+        self.is_in_memory = connection is None
         # Otherwise a waiting task that is cancelled would cancel it.
         self._ended.set_running_or_notify_cancel()
 
+    def note(self) -> None:
+        """Record the transaction in the context of the task, whose calls in other threads cannot join it."""
+        if self._connection is not None:
+            note_block(self._connection)
+
     def end(self) -> None:
         """Wake the tasks that wait for the end."""
+        self._connection = None
         self._ended.set_result(None)
 
     async def wait_for_end(self, began: float) -> None:
@@ -100,11 +108,15 @@ class TaskBlock:
         if self.is_of_another_task():
             raise OutsideTransaction(_OF_ANOTHER_TASK)
 
-    def check_loop(self) -> None:
-        """Raise `OutsideTransaction` for a call that would wait for the block in the block's event loop."""
+    def check_wait(self) -> None:
+        """Raise `OutsideTransaction` for a call that would wait for the block in its event loop, or would be
+        one of its task in another thread.
+        """
         with suppress(RuntimeError):
             if asyncio.get_running_loop() is self._loop:
                 raise OutsideTransaction(_STOPS_THE_LOOP)
+        if self in _own_blocks():
+            raise OutsideTransaction
 
     def end_inner(self, opened: Sequence[TaskBlock]) -> None:
         """Roll back blocks that were opened later. ``opened`` are all that are open, outermost first.
@@ -232,7 +244,7 @@ def note_transactions_of(threads: Collection[int]) -> None:
 @contextmanager
 def opened_by_task(block: TaskBlock, connection: Any) -> Iterator[None]:
     """Make the innermost ``atomic()`` of a connection a block of a task."""
-    block.begin(is_in_memory=False)
+    block.begin(connection)
     with _open_until_end(block, connection.atomic_blocks[-1], lambda: _task_blocks_on(connection)):
         yield
 
@@ -240,7 +252,7 @@ def opened_by_task(block: TaskBlock, connection: Any) -> Iterator[None]:
 @contextmanager
 def opened_in_memory(block: TaskBlock, opened: list[TaskBlock]) -> Iterator[None]:
     """Make the innermost transaction of a `MemoryWorld`, whose open blocks are ``opened``, one of a task."""
-    block.begin(is_in_memory=True)
+    block.begin(None)
     opened.append(block)
     try:
         with _open_until_end(block, block, lambda: opened):

@@ -332,7 +332,9 @@ class StoreTransaction(BothContexts):
         self._task_block = TaskBlock(self._roll_back)
         join_block(self._task_block)
         try:
-            return await super().__aenter__()
+            entered = await super().__aenter__()
+            self._task_block.note()
+            return entered
         except BaseException:
             leave_block(self._task_block)
             raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from typing import Any, Final, TypeVar
 
@@ -568,6 +568,25 @@ async def test_a_loop_in_djangos_thread_has_no_transaction(store: AnyStore) -> N
     await sync_to_async(lambda: asyncio.run(work()))()
 
 
+@asynccontextmanager
+async def another_loop_in_djangos_thread() -> AsyncIterator[None]:
+    """Another event loop has a call in the thread, which has begun and ends with the block."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def used() -> None:
+        begun.set()
+        may_end.wait(PATIENCE)
+
+    other = threading.Thread(target=lambda: asyncio.run(sync_to_async(used)()))
+    Context().run(other.start)
+    await asyncio.to_thread(begun.wait, PATIENCE)
+    try:
+        yield
+    finally:
+        may_end.set()
+        await asyncio.to_thread(other.join, PATIENCE)
+
+
 async def turns_of_the_loop() -> None:
     """Let the tasks of this loop go on until all of them wait for something else."""
     for _ in range(50):
@@ -611,3 +630,31 @@ async def test_a_cancelled_entry_ends_its_transaction_while_another_loop_uses_th
     assert not task_blocks
     assert await say(store, "later") == 1
     assert await asyncio.to_thread(texts, store) == ["later"]
+
+
+IN_OTHER_THREADS: Final[dict[str, Callable[[AnyStore], Awaitable[Any]]]] = {
+    "asyncio.to_thread": lambda store: asyncio.to_thread(sync_call, store),
+    "a block": lambda store: asyncio.to_thread(sync_block, store),
+    "sync_to_async": lambda store: sync_to_async(sync_call, thread_sensitive=False)(store),
+    "a task": lambda store: asyncio.create_task(asyncio.to_thread(sync_call, store)),
+}
+
+
+async def test_the_first_call_of_a_block_in_another_thread_is_refused(store: AnyStore) -> None:
+    with Cells() as cells:
+        for name, call in IN_OTHER_THREADS.items():
+            with cells.check(name):
+                async with store.transaction():
+                    with pytest.raises(OutsideTransaction):
+                        await asyncio.wait_for(call(store), PATIENCE)
+                    assert task_blocks
+    assert await sync_to_async(texts)(store) == []
+
+
+async def test_a_call_of_a_block_is_refused_while_another_loop_uses_the_thread(store: AnyStore) -> None:
+    async with store.transaction():
+        async with another_loop_in_djangos_thread():
+            with pytest.raises(OutsideTransaction):
+                await asyncio.wait_for(say(store, "B"), PATIENCE)
+        assert await say(store, "A") == 1
+    assert await sync_to_async(texts)(store) == ["A"]
