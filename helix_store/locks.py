@@ -39,7 +39,7 @@ from helix_store.core.limits import MAX_TTL_MS as MAX_TTL_MS
 from helix_store.core.moments import as_utc
 from helix_store.core.types import Duration, LockInfo
 from helix_store.core.validation import Guard, milliseconds
-from helix_store.engine.async_twins import async_twin
+from helix_store.engine.async_twins import async_twin, async_twin_of_an_end
 from helix_store.engine.database import Call, Database, DatabaseOperations, new_call_id
 from helix_store.engine.memory import MemoryRows, MemoryWorld
 from helix_store.engine.statement import CITUS, POSTGRESQL, SQLITE, Clock, Statement, table
@@ -845,7 +845,7 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
             return self._keep_alive
 
     arefresh = async_twin(refresh)
-    arelease = async_twin(release)
+    arelease = async_twin_of_an_end(release)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -36,6 +36,7 @@ from helix_store.engine.threads import (
     keep_open,
     return_to_pool_after,
 )
+from helix_store.exceptions import HelixStoreError, OutsideTransaction, StoreBusy
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -66,9 +67,23 @@ def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
     is told after the call has ended.
     """
 
+    return _twin(method, in_thread_to_the_end)
+
+
+def async_twin_of_an_end(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """Build ``a<name>`` from ``<name>`` as `async_twin` does; `in_thread_at_the_end` makes the call."""
+    return _twin(method, in_thread_at_the_end)
+
+
+def _twin(
+    method: Callable[Concatenate[S, P], R], make: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     @functools.wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await in_thread_to_the_end(partial(method, self, *args, **kwargs))
+        made: R = await make(partial(method, self, *args, **kwargs))
+        return made
 
     twin.__name__ = f"a{method.__name__}"
     twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{twin.__name__}"
@@ -118,13 +133,22 @@ class BothContexts:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        try:
+            require_open_block()
+        except OutsideTransaction as refusal:
+            # What it stores would not be part of the block, so it ends as after this error.
+            with suppress(HelixStoreError):
+                await self._end_in_thread(
+                    partial(self.__exit__, type(refusal), refusal, refusal.__traceback__)
+                )
+            raise
         return await self._end_in_thread(partial(self.__exit__, kind, error, trace))
 
     async def _begin_in_thread(self, enter: Callable[[], Self]) -> Self:
         return await in_thread_to_the_end(enter)
 
     async def _end_in_thread(self, leave: Callable[[], bool]) -> bool:
-        return await in_thread_to_the_end(leave)
+        return await in_thread_at_the_end(leave)
 
 
 async def in_thread(call: Callable[[], R]) -> R:
@@ -206,9 +230,40 @@ async def in_thread_to_the_end(call: Callable[[], R]) -> R:
     return await _to_the_end(_made_in(_choose_thread(), call))
 
 
+async def in_thread_at_the_end(call: Callable[[], R]) -> R:
+    """Make a call that ends something, as `in_thread_to_the_end` does, but make it in any case: it also stops
+    threads, for example. If it cannot be made outside of the block of another task, it stores nothing there.
+    """
+    try:
+        thread = _choose_thread()
+    except OutsideTransaction:
+        thread = _Thread(is_djangos=True, threads=0)
+    return await _to_the_end(_made_in_any_case(thread, call))
+
+
+async def _made_in_any_case(thread: _Thread, call: Callable[[], R]) -> R:
+    is_begun = False
+
+    def begun() -> R:
+        nonlocal is_begun
+        is_begun = True
+        return call()
+
+    try:
+        return await _made_in(thread, begun)
+    except (OutsideTransaction, StoreBusy) as refusal:
+        if is_begun:
+            raise
+        # In the block of another task, each statement raises `OutsideTransaction`.
+        try:
+            return await sync_to_async(_keeping_connections, thread_sensitive=True)(call)
+        except OutsideTransaction:
+            raise refusal from None
+
+
 async def begin_in_djangos_thread(call: Callable[[], R]) -> R:
-    """Begin a transaction in Django's thread, which `is_in_djangos_thread` has found. The thread is not chosen
-    again: a call of another event loop that has begun there in the meantime ends by itself.
+    """Begin a transaction in Django's thread, which `is_in_djangos_thread` has found. It does not choose a
+    thread again: a call of another event loop that has begun there in the meantime ends by itself.
     """
     return await _to_the_end(_in_djangos_thread(call))
 

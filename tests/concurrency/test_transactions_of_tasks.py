@@ -658,3 +658,123 @@ async def test_a_call_of_a_block_is_refused_while_another_loop_uses_the_thread(s
                 await asyncio.wait_for(say(store, "B"), PATIENCE)
         assert await say(store, "A") == 1
     assert await sync_to_async(texts)(store) == ["A"]
+
+
+LEAVES: Final[dict[str, Callable[[AnyStore], Awaitable[Callable[[], Awaitable[Any]]]]]] = {}
+"""Enter something, and return how to leave it."""
+
+
+def entered_first(name: str) -> Callable[[Any], Any]:
+    def register(enter: Any) -> Any:
+        LEAVES[name] = enter
+        return enter
+
+    return register
+
+
+@entered_first("a turn")
+async def _enter_turn(store: AnyStore) -> Callable[[], Awaitable[Any]]:
+    turn = await store.session("session").turn().__aenter__()
+    return lambda: turn.__aexit__(None, None, None)
+
+
+@entered_first("a step")
+async def _enter_step(store: AnyStore) -> Callable[[], Awaitable[Any]]:
+    step = await store.session("session").step().__aenter__()
+    step.say(said("B"))
+    return lambda: step.__aexit__(None, None, None)
+
+
+@entered_first("a lock")
+async def _enter_lock(store: AnyStore) -> Callable[[], Awaitable[Any]]:
+    lock = await store.locks.await_acquire("session", timeout_ms=30_000)
+    lock.keep_alive()
+    return lambda: lock.__aexit__(None, None, None)
+
+
+@entered_first("a lock that is released")
+async def _release_lock(store: AnyStore) -> Callable[[], Awaitable[Any]]:
+    lock = await store.locks.await_acquire("session", timeout_ms=30_000)
+    lock.keep_alive()
+    return lock.arelease
+
+
+def keep_alives() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "helix_store keep-alive"]
+
+
+async def test_what_is_left_beside_a_block_that_stays_open_ends(
+    store: AnyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No keep-alive goes on after it. Nothing becomes part of the block."""
+    monkeypatch.setattr("helix_store.engine.tasks._LONGEST_WAIT_SECONDS", 0.2)
+    with Cells() as cells:
+        for name, enter in LEAVES.items():
+            with cells.check(name):
+                leave = await enter(store)
+                other = Block(store, fails=True, session="other")
+                task = asyncio.create_task(other.run(), context=Context())
+                await asyncio.wait_for(other.is_open.wait(), PATIENCE)
+                try:
+                    if passes(store):
+                        await leave()
+                    else:
+                        with pytest.raises(StoreBusy):
+                            await leave()
+                    assert keep_alives() == []
+                finally:
+                    other.ending.set()
+                    with suppress(Interruption):
+                        await task
+                    held = [each.name for each in await store.locks.aget_active_locks()]
+                    assert held == ([] if passes(store) or name == "a step" else ["session"])
+                    await store.locks.aforce_release("session")
+    assert await sync_to_async(texts)(store) == (["B"] if passes(store) else [])
+
+
+async def test_what_is_left_beside_a_block_of_another_world_is_left_whole(
+    store: AnyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("helix_store.engine.tasks._LONGEST_WAIT_SECONDS", 0.2)
+    world = InMemoryStore()
+    world.new_session("session", agent_type="agent")
+    with Cells() as cells:
+        for name, enter in LEAVES.items():
+            with cells.check(name):
+                leave = await enter(store)
+                other = Block(world)
+                task = asyncio.create_task(other.run(), context=Context())
+                await asyncio.wait_for(other.is_open.wait(), PATIENCE)
+                try:
+                    await leave()
+                    assert keep_alives() == []
+                finally:
+                    other.ending.set()
+                    await task
+                    assert await store.locks.aget_active_locks() == []
+    assert await sync_to_async(texts)(store) == ["B"]
+
+
+async def test_a_turn_in_a_block_that_was_rolled_back_ends(store: AnyStore) -> None:
+    may_go_on, is_open, children = asyncio.Event(), asyncio.Event(), []
+
+    async def inner() -> None:
+        lock = await store.locks.await_acquire("other", timeout_ms=30_000)
+        lock.keep_alive()
+        async with store.transaction(), lock, store.session("session").step() as step:
+            step.say(said("lost"))
+            is_open.set()
+            await may_go_on.wait()
+
+    async def outer() -> None:
+        async with store.transaction():
+            children.append(asyncio.create_task(inner()))
+            await asyncio.wait_for(is_open.wait(), PATIENCE)
+
+    with pytest.raises(OutsideTransaction):
+        await outer()
+    may_go_on.set()
+    with pytest.raises(OutsideTransaction):
+        await children[0]
+    assert keep_alives() == []
+    assert await sync_to_async(texts)(store) == []
