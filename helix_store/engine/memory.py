@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from helix_store.engine.tasks import TaskBlock, opened_in_memory
 from helix_store.engine.uncommitted import UncommittedWrite
@@ -75,28 +75,40 @@ class MemoryRows(dict[str, V], MemoryTable):
 T = TypeVar("T", bound=MemoryTable)
 
 
+_LONGEST_TURN_SECONDS: Final = 1.0
+"""A thread that waits for a block looks this often if the block's thread still lives."""
+
+
 class WorldLock:
     """The lock of a `MemoryWorld`, which a thread may take again, but not for a task while it holds the lock
-    for another one.
+    for another one. Another thread may release it: a block may outlive its thread.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._owner: threading.Thread | None = None
+        self._depth = 0
         self._blocks: list[TaskBlock] = []
 
     def acquire(self, *, blocking: bool = True) -> bool:
         """Take the lock. Raises `OutsideTransaction`."""
-        if not self._lock.acquire(blocking=False):
-            if not blocking:
-                return False
-            # Another thread may end one in the meantime.
-            for block in tuple(self._blocks):
-                block.check_wait()
-            self._lock.acquire()
+        # Not by its ident, which another thread gets after its end.
+        thread = threading.current_thread()
+        if self._owner is not thread:
+            while not self._lock.acquire(blocking=False):
+                if not blocking:
+                    return False
+                # Another thread may end one in the meantime.
+                for block in tuple(self._blocks):
+                    block.check_wait()
+                if self._lock.acquire(timeout=_LONGEST_TURN_SECONDS):
+                    break
+            self._owner = thread
+        self._depth += 1
         try:
             self.check_task()
         except BaseException:
-            self._lock.release()
+            self.release()
             raise
         return True
 
@@ -107,7 +119,10 @@ class WorldLock:
             block.check_task()
 
     def release(self) -> None:
-        self._lock.release()
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            self._lock.release()
 
     def __enter__(self) -> None:
         self.acquire()
@@ -115,7 +130,7 @@ class WorldLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.release()
+        self.release()
 
     @contextmanager
     def owned_by(self, block: TaskBlock) -> Iterator[None]:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.core.ids import after_fork
@@ -54,6 +55,10 @@ _ENDED_WITH_OUTER: Final = (
     "The block of transaction() around this one has ended, and both were rolled back; leave the inner block "
     "first."
 )
+_ENDS_ELSEWHERE: Final = (
+    "The thread in which an `async with` block of transaction() has begun is not that in which it ends; the "
+    "block was rolled back. The thread of a request ends with the request: wait for the task before."
+)
 _STOPS_THE_LOOP: Final = (
     "A synchronous call in an event loop waits for an `async with` block of transaction(), which only this "
     "event loop can end; await the async form of the call."
@@ -69,13 +74,13 @@ class TaskBlock:
         self.was_rolled_back_early = self.is_left = False
         self.is_in_memory = False
         self._loop = asyncio.get_running_loop()
-        self._thread = 0
+        self._thread: threading.Thread | None = None
         self._connection: BaseDatabaseWrapper | None = None
         self._ended: Future[None] = Future()
 
     def begin(self, connection: BaseDatabaseWrapper | None) -> None:
         """Begin in this thread, on a connection or in memory."""
-        self._thread, self._connection = threading.get_ident(), connection
+        self._thread, self._connection = threading.current_thread(), connection
         self.is_in_memory = connection is None
         # Otherwise a waiting task that is cancelled would cancel it.
         self._ended.set_running_or_notify_cancel()
@@ -84,6 +89,16 @@ class TaskBlock:
         """Record the transaction in the context of the task, whose calls in other threads cannot join it."""
         if self._connection is not None:
             note_block(self._connection)
+
+    def is_in_its_thread(self) -> bool:
+        """Return whether this is the thread in which the block has begun."""
+        # Not by its ident, which another thread gets after its end.
+        return self._thread is threading.current_thread()
+
+    def check_thread(self) -> None:
+        """Raise `OutsideTransaction` in another thread than that in which the block has begun."""
+        if not self.is_in_its_thread():
+            raise OutsideTransaction(_ENDS_ELSEWHERE)
 
     def end(self) -> None:
         """Wake the tasks that wait for the end."""
@@ -101,7 +116,7 @@ class TaskBlock:
 
     def is_of_another_task(self) -> bool:
         """Return whether a call in this thread would join the block of another task."""
-        return threading.get_ident() == self._thread and self not in _own_blocks()
+        return self.is_in_its_thread() and self not in _own_blocks()
 
     def check_task(self) -> None:
         """Raise `OutsideTransaction` for a call of another task in the thread of the block."""
@@ -110,8 +125,10 @@ class TaskBlock:
 
     def check_wait(self) -> None:
         """Raise `OutsideTransaction` for a call that would wait for the block in its event loop, or would be
-        one of its task in another thread.
+        one of its task in another thread, or if the thread of the block has ended.
         """
+        if self._thread is None or not self._thread.is_alive():
+            raise OutsideTransaction(_ENDS_ELSEWHERE)
         with suppress(RuntimeError):
             if asyncio.get_running_loop() is self._loop:
                 raise OutsideTransaction(_STOPS_THE_LOOP)
@@ -243,10 +260,57 @@ def note_transactions_of(threads: Collection[int]) -> None:
 
 @contextmanager
 def opened_by_task(block: TaskBlock, connection: Any) -> Iterator[None]:
-    """Make the innermost ``atomic()`` of a connection a block of a task."""
-    block.begin(connection)
-    with _open_until_end(block, connection.atomic_blocks[-1], lambda: _task_blocks_on(connection)):
-        yield
+    """Open an ``atomic()`` block of a task on a connection of this thread."""
+    with (
+        _AtomicOfTask(block, connection) as key,
+        _open_until_end(block, key, lambda: _task_blocks_on(connection)),
+    ):
+        try:
+            yield
+        finally:
+            if not block.is_in_its_thread():
+                _roll_back_elsewhere(connection)
+
+
+class _AtomicOfTask:
+    """An ``atomic()`` block that ends in another thread only after `_roll_back_elsewhere`: Django would end a
+    block of that thread.
+    """
+
+    def __init__(self, block: TaskBlock, connection: Any) -> None:
+        self._block, self._connection = block, connection
+        self._atomic = transaction.atomic(using=connection.alias)
+
+    def __enter__(self) -> object:
+        self._atomic.__enter__()
+        self._block.begin(self._connection)
+        self._key = self._connection.atomic_blocks[-1]
+        return self._key
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._block.is_in_its_thread():
+            self._atomic.__exit__(kind, error, trace)
+        elif outermost_block(self._connection) is self._key:
+            # Its thread may go on. It opens another connection.
+            connection = self._connection
+            connection.atomic_blocks.clear()
+            connection.savepoint_ids.clear()
+            connection.run_on_commit.clear()
+            connection.connection = None
+            connection.in_atomic_block = connection.needs_rollback = connection.closed_in_transaction = False
+
+
+def _roll_back_elsewhere(connection: Any) -> None:
+    """Close a connection of another thread, so that the server rolls back. Calls that its thread still makes
+    in the transaction fail.
+    """
+    connection.inc_thread_sharing()
+    try:
+        connection.close()
+    finally:
+        connection.dec_thread_sharing()
 
 
 @contextmanager

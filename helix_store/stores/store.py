@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
 from types import TracebackType
@@ -323,6 +323,12 @@ class StoreTransaction(BothContexts):
         if self._block is None:
             return False
         block, self._block = self._block, None
+        if error is None and self._task_block is not None:
+            try:
+                self._task_block.check_thread()
+            except OutsideTransaction as refusal:
+                block.__exit__(type(refusal), refusal, refusal.__traceback__)
+                raise
         return bool(block.__exit__(kind, error, trace))
 
     async def __aenter__(self) -> Self:
@@ -491,8 +497,9 @@ class Store(StoreBase):
         connection = self.sessions._db.connection
         try:
             with (
-                transaction.atomic(using=self.alias),
-                nullcontext() if task_block is None else opened_by_task(task_block, connection),
+                transaction.atomic(using=self.alias)
+                if task_block is None
+                else opened_by_task(task_block, connection)
             ):
                 yield
         finally:

@@ -755,7 +755,7 @@ async def test_what_is_left_beside_a_block_of_another_world_is_left_whole(
     assert await sync_to_async(texts)(store) == ["B"]
 
 
-async def test_a_turn_in_a_block_that_was_rolled_back_ends(store: AnyStore) -> None:
+async def test_a_lock_and_a_step_in_a_block_that_was_rolled_back_end(store: AnyStore) -> None:
     may_go_on, is_open, children = asyncio.Event(), asyncio.Event(), []
 
     async def inner() -> None:
@@ -778,3 +778,47 @@ async def test_a_turn_in_a_block_that_was_rolled_back_ends(store: AnyStore) -> N
         await children[0]
     assert keep_alives() == []
     assert await sync_to_async(texts)(store) == []
+
+
+AFTER_THE_REQUEST: Final = ("leaves", "calls", "fails")
+
+
+async def test_a_block_that_outlives_its_request_is_rolled_back_with_an_error(store: AnyStore) -> None:
+    async def work(then: str) -> None:
+        async with store.transaction():
+            await say(store, "A")
+            is_open.set()
+            await may_go_on.wait()
+            if then == "calls":
+                await say(store, "B")
+            if then == "fails":
+                raise Interruption
+
+    with Cells() as cells:
+        for then in AFTER_THE_REQUEST:
+            with cells.check(then):
+                is_open, may_go_on = asyncio.Event(), asyncio.Event()
+                async with ThreadSensitiveContext():
+                    task = asyncio.create_task(work(then))
+                    await asyncio.wait_for(is_open.wait(), PATIENCE)
+                may_go_on.set()
+                with pytest.raises(Interruption if then == "fails" else OutsideTransaction):
+                    await asyncio.wait_for(task, PATIENCE)
+                assert not task_blocks
+                assert await asyncio.wait_for(asyncio.to_thread(texts, store), PATIENCE) == []
+    assert await asyncio.wait_for(say(store, "later"), PATIENCE) == 1
+
+
+async def test_a_block_that_is_left_in_another_thread_is_rolled_back_with_an_error(store: AnyStore) -> None:
+    """The thread in which it has begun goes on."""
+    left = store.transaction()
+    await left.__aenter__()
+    await say(store, "A")
+    async with ThreadSensitiveContext():
+        with pytest.raises(OutsideTransaction):
+            await asyncio.wait_for(left.__aexit__(None, None, None), PATIENCE)
+        await sync_to_async(connections.close_all)()
+    assert not task_blocks
+    assert await sync_to_async(texts)(store) == []
+    assert await say(store, "later") == 1
+    assert await asyncio.to_thread(texts, store) == ["later"]
