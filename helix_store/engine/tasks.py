@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
+from weakref import ref
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -55,6 +56,10 @@ _ENDED_WITH_OUTER: Final = (
     "The block of transaction() around this one has ended, and both were rolled back; leave the inner block "
     "first."
 )
+_TASK_HAS_ENDED: Final = (
+    "A task has begun an `async with` block of transaction() and has ended without leaving it, for example "
+    "in an asynchronous generator that another task continues; enter, use and leave the block in one task."
+)
 _ENDS_ELSEWHERE: Final = (
     "The thread in which an `async with` block of transaction() has begun is not that in which it ends; the "
     "block was rolled back. The thread of a request ends with the request: wait for the task before."
@@ -74,6 +79,9 @@ class TaskBlock:
         self.was_rolled_back_early = self.is_left = False
         self.is_in_memory = False
         self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        # Contexts keep the block longer than its task.
+        self._task = None if task is None else ref(task)
         self._thread: threading.Thread | None = None
         self._connection: BaseDatabaseWrapper | None = None
         self._ended: Future[None] = Future()
@@ -122,6 +130,15 @@ class TaskBlock:
         """Raise `OutsideTransaction` for a call of another task in the thread of the block."""
         if self.is_of_another_task():
             raise OutsideTransaction(_OF_ANOTHER_TASK)
+
+    def check_end_of_task(self) -> None:
+        """Raise `OutsideTransaction` if the task that has begun the block has ended without leaving it.
+
+        A call may then be one of the block, in a task that does not know of it.
+        """
+        task = None if self._task is None else self._task()
+        if self._task is not None and (task is None or task.done()):
+            raise OutsideTransaction(_TASK_HAS_ENDED)
 
     def check_wait(self) -> None:
         """Raise `OutsideTransaction` for a call that would wait for the block in its event loop, or would be
@@ -208,7 +225,7 @@ class Obstacle(NamedTuple):
 
 
 def find_obstacle() -> Obstacle | None:
-    """Return the innermost block that another task has open in this thread.
+    """Return the innermost block that another task has open in this thread. Raises `OutsideTransaction`.
 
     A call cannot pass it on another connection if it is part of a transaction of this thread: that of its own
     task, or one around the block, as in Django's `TestCase`. The same applies with autocommit off, where code
@@ -218,6 +235,8 @@ def find_obstacle() -> Obstacle | None:
     others = [each for each in list(task_blocks.values()) if each.is_of_another_task()]
     if not others:
         return None
+    for each in others:
+        each.check_end_of_task()
     is_passable = (
         not _own_blocks()
         and not any(each.is_in_memory for each in others)

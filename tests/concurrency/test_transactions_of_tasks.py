@@ -822,3 +822,24 @@ async def test_a_block_that_is_left_in_another_thread_is_rolled_back_with_an_err
     assert await sync_to_async(texts)(store) == []
     assert await say(store, "later") == 1
     assert await asyncio.to_thread(texts, store) == ["later"]
+
+
+async def test_calls_in_a_generator_that_another_task_continues_are_refused(store: AnyStore) -> None:
+    """As ``asyncio.wait_for`` does on Python 3.11, and fixtures of tests do."""
+
+    async def answer() -> AsyncGenerator[str, None]:
+        async with store.transaction():
+            yield "begun"
+            await say(store, "inside of the block")
+            yield "never"
+
+    generator = answer()
+
+    async def next_item() -> str:
+        return await anext(generator)
+
+    assert await asyncio.create_task(next_item()) == "begun"
+    with pytest.raises(OutsideTransaction):
+        await asyncio.wait_for(asyncio.create_task(next_item()), PATIENCE)
+    assert await sync_to_async(texts)(store) == []
+    assert await say(store, "later") == 1
