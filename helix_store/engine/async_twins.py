@@ -41,6 +41,7 @@ from helix_store.exceptions import HelixStoreError, OutsideTransaction, StoreBus
 S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _ITEMS_PER_CROSSING = 100
 """Switching to a thread costs more than an item; batches keep memory use constant."""
@@ -110,9 +111,7 @@ def async_iterator_twin(
 
 
 class BothContexts:
-    """A base class that adds ``async with`` to a class with ``__enter__`` and ``__exit__``. ``__exit__`` must
-    do nothing if the object was not entered, because a cancelled ``async with`` also calls it.
-    """
+    """A base class that adds ``async with`` to a class with ``__enter__`` and ``__exit__``."""
 
     def __enter__(self) -> Self:
         raise NotImplementedError
@@ -123,11 +122,22 @@ class BothContexts:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
+        is_entered = False
+
+        def enter() -> Self:
+            nonlocal is_entered
+            entered = self.__enter__()
+            is_entered = True
+            return entered
+
         try:
-            return await self._begin_in_thread(self.__enter__)
+            return await self._begin_in_thread(enter)
         except asyncio.CancelledError as error:
-            # Nothing else releases what was acquired on entry, such as the lock of a turn.
-            await self._end_in_thread(partial(self.__exit__, type(error), error, error.__traceback__))
+            if is_entered:
+                # Nothing else releases what was acquired on entry, such as the lock of a turn. The task is
+                # told that it was cancelled, not what the way out has raised.
+                with suppress(HelixStoreError):
+                    await self._end_in_thread(partial(self.__exit__, type(error), error, error.__traceback__))
             raise
 
     async def __aexit__(
@@ -196,19 +206,34 @@ def _choose_thread() -> _Thread:
     return _Thread(not threads and not djangos.is_blocked, threads)
 
 
-async def _made_in(thread: _Thread, call: Callable[[], R]) -> R:
-    return await (_in_djangos_thread(call) if thread.is_djangos else _in_pool(thread.threads, call))
+async def _as_it_is(work: Coroutine[Any, Any, T]) -> T:
+    return await work
 
 
-async def _in_djangos_thread(call: Callable[[], R]) -> R:
+async def _made_in(
+    thread: _Thread, call: Callable[[], R], await_work: Callable[..., Coroutine[Any, Any, Any]] = _as_it_is
+) -> R:
+    if thread.is_djangos:
+        return await _in_djangos_thread(call, await_work)
+    made: R = await await_work(_in_pool(thread.threads, call))
+    return made
+
+
+async def _in_djangos_thread(
+    call: Callable[[], R], await_work: Callable[..., Coroutine[Any, Any, Any]] = _as_it_is
+) -> R:
     """Make a call in Django's thread, but not in a transaction that another task has open there. Raises
     `StoreBusy` if the call has to wait for the transaction for too long.
+
+    While it waits, nothing has begun: a caller that is cancelled is told at once.
     """
     began = time.monotonic()
     attempt = sync_to_async(_unless_taken, thread_sensitive=True)
-    while isinstance(made := await attempt(call), Obstacle):
+    made: R | Obstacle
+    while isinstance(made := await await_work(attempt(call)), Obstacle):
         if made.is_passable:
-            return await _in_pool(_PASSING_THREADS, partial(passing, call))
+            passed: R = await await_work(_in_pool(_PASSING_THREADS, partial(passing, call)))
+            return passed
         await made.block.wait_for_end(began)
     return made
 
@@ -222,12 +247,12 @@ async def _in_pool(threads: int, call: Callable[[], R]) -> R:
 
 
 async def in_thread_to_the_end(call: Callable[[], R]) -> R:
-    """Make a call with `in_thread`; if the caller is cancelled, it is told only after the call has ended.
+    """Make a call with `in_thread`; if the caller is cancelled after its begin, it is told after its end.
     Otherwise the caller would continue while a transaction that it believes to be stopped is committed, on a
     connection that its next call would share.
     """
-    # A transaction is noted in the context of the caller, not in that of the task.
-    return await _to_the_end(_made_in(_choose_thread(), call))
+    # A transaction is noted in the context of the caller, not in that of a task.
+    return await _made_in(_choose_thread(), call, _to_the_end)
 
 
 async def in_thread_at_the_end(call: Callable[[], R]) -> R:
@@ -265,7 +290,7 @@ async def begin_in_djangos_thread(call: Callable[[], R]) -> R:
     """Begin a transaction in Django's thread, which `is_in_djangos_thread` has found. It does not choose a
     thread again: a call of another event loop that has begun there in the meantime ends by itself.
     """
-    return await _to_the_end(_in_djangos_thread(call))
+    return await _in_djangos_thread(call, _to_the_end)
 
 
 async def in_djangos_thread_to_the_end(call: Callable[[], R]) -> R:

@@ -187,21 +187,6 @@ async def test_a_turn_an_effect_and_a_lock_are_left_beside_a_block(store: AnySto
     assert (run.status, pay.state) == (RunStatus.COMPLETED, "unknown")
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_is_made_to_the_end(store: AnyStore) -> None:
-    other = Block(store)
-    task = asyncio.create_task(other.run())
-    await asyncio.wait_for(other.is_open.wait(), PATIENCE)
-    calling = asyncio.create_task(say(store, "B"))
-    assert not (await asyncio.wait([calling], timeout=0.2))[0]
-    calling.cancel()
-    assert not (await asyncio.wait([calling], timeout=0.2))[0]
-    other.ending.set()
-    await task
-    with pytest.raises(asyncio.CancelledError):
-        await calling
-    assert await sync_to_async(texts)(store) == ["A", "B"]
-
-
 async def test_a_call_for_which_the_block_waits_is_made_outside_or_ends_with_an_error(
     store: AnyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -843,3 +828,31 @@ async def test_calls_in_a_generator_that_another_task_continues_are_refused(stor
         await asyncio.wait_for(asyncio.create_task(next_item()), PATIENCE)
     assert await sync_to_async(texts)(store) == []
     assert await say(store, "later") == 1
+
+
+WAITING_CALLS: Final[dict[str, Callable[[AnyStore], Coroutine[Any, Any, Any]]]] = {
+    **{name: call for name, call in CALLS.items() if name != "a stream"},  # in memory, it needs no thread
+    "a block": block,
+    "a list, item by item": lambda store: anext(store.sessions.aiter_messages("session")),
+}
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_ends_at_once_and_is_not_made(store: AnyStore) -> None:
+    world = InMemoryStore()
+    world.new_session("session", agent_type="agent")
+    other = Block(world)
+    task = asyncio.create_task(other.run(), context=Context())
+    await asyncio.wait_for(other.is_open.wait(), PATIENCE)
+    with Cells() as cells:
+        for name, call in WAITING_CALLS.items():
+            with cells.check(name):
+                calling = asyncio.create_task(call(store))
+                assert not (await asyncio.wait([calling], timeout=0.05))[0]
+                calling.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.wait_for(calling, PATIENCE)
+                assert not task.done()
+    other.ending.set()
+    await task
+    assert not await store.locks.ais_locked("session")
+    assert await sync_to_async(texts)(store) == []
