@@ -154,7 +154,7 @@ class BothContexts:
             raise
         return await self._end_in_thread(partial(self.__exit__, kind, error, trace))
 
-    async def _begin_in_thread(self, enter: Callable[[], Self]) -> Self:
+    async def _begin_in_thread(self, enter: Callable[[], R]) -> R:
         return await in_thread_to_the_end(enter)
 
     async def _end_in_thread(self, leave: Callable[[], bool]) -> bool:

@@ -21,12 +21,14 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import ref
 
+from asgiref.current_thread_executor import CurrentThreadExecutor
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.core.ids import after_fork
 from helix_store.engine.threads import (
     Passed,
+    executor_of,
     ident_of_thread,
     note_block,
     opened_connections,
@@ -56,6 +58,11 @@ _ENDED_WITH_OUTER: Final = (
     "The block of transaction() around this one has ended, and both were rolled back; leave the inner block "
     "first."
 )
+_NEEDS_THE_THREAD: Final = (
+    "A synchronous function waits for this call in the thread in which another task has an `async with` "
+    "block of transaction() open, so the block cannot end; await the call in a task, or make it after the "
+    "block."
+)
 _TASK_HAS_ENDED: Final = (
     "A task has begun an `async with` block of transaction() and has ended without leaving it, for example "
     "in an asynchronous generator that another task continues; enter, use and leave the block in one task."
@@ -79,6 +86,7 @@ class TaskBlock:
         self.was_rolled_back_early = self.is_left = False
         self.is_in_memory = False
         self._loop = asyncio.get_running_loop()
+        self._executor = executor_of(self._loop)
         task = asyncio.current_task()
         # Contexts keep the block longer than its task.
         self._task = None if task is None else ref(task)
@@ -115,8 +123,11 @@ class TaskBlock:
 
     async def wait_for_end(self, began: float) -> None:
         """Wait until the block has ended, in any event loop, for a call that began at this time. Raises
-        `StoreBusy`.
+        `StoreBusy`, and `OutsideTransaction` if the thread of the block itself waits for the call.
         """
+        executor = executor_of(asyncio.get_running_loop())
+        if isinstance(executor, CurrentThreadExecutor) and executor is not self._executor:
+            raise OutsideTransaction(_NEEDS_THE_THREAD)
         timeout = began + _LONGEST_WAIT_SECONDS - time.monotonic()
         ended, _ = await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=max(timeout, 0))
         if not ended:

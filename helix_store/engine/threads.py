@@ -180,7 +180,7 @@ def find_djangos_thread() -> DjangosThread:
     that call may have started this loop. A call from this loop will end by itself.
     """
     loop = asyncio.get_running_loop()
-    executor = _executor_of(loop)
+    executor = executor_of(loop)
     if executor is None:
         return DjangosThread(0, is_blocked=True)
     if isinstance(executor, CurrentThreadExecutor):
@@ -233,7 +233,7 @@ def waits_in(frame: FrameType) -> bool:
     return module in _WAITING or module.startswith(tuple(f"{each}." for each in _WAITING))
 
 
-def _executor_of(loop: asyncio.AbstractEventLoop) -> Any:
+def executor_of(loop: asyncio.AbstractEventLoop) -> Any:
     """Return the executor that asgiref would choose, or ``None`` if the context's executor has ended."""
     parked = getattr(AsyncToSync.executors, "current", None)
     if parked is not None:

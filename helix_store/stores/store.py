@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 
 from django.db import transaction
 
@@ -83,6 +83,7 @@ from helix_store.streams.manager import DatabaseStreamManager, InMemoryStreamMan
 from helix_store.usage.store import DatabaseUsageStore, InMemoryUsageStore
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class SessionHandle(SessionHandleBase):
@@ -358,7 +359,7 @@ class StoreTransaction(BothContexts):
         finally:
             leave_block(self._task_block)
 
-    async def _begin_in_thread(self, enter: Callable[[], Self]) -> Self:
+    async def _begin_in_thread(self, enter: Callable[[], R]) -> R:
         return await begin_in_djangos_thread(enter)
 
     async def _end_in_thread(self, leave: Callable[[], bool]) -> bool:

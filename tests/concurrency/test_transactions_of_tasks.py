@@ -830,10 +830,14 @@ async def test_calls_in_a_generator_that_another_task_continues_are_refused(stor
     assert await say(store, "later") == 1
 
 
+async def first_message(store: AnyStore) -> Any:
+    return await anext(store.sessions.aiter_messages("session"))
+
+
 WAITING_CALLS: Final[dict[str, Callable[[AnyStore], Coroutine[Any, Any, Any]]]] = {
     **{name: call for name, call in CALLS.items() if name != "a stream"},  # in memory, it needs no thread
     "a block": block,
-    "a list, item by item": lambda store: anext(store.sessions.aiter_messages("session")),
+    "a list, item by item": first_message,
 }
 
 
@@ -856,3 +860,35 @@ async def test_a_call_that_is_cancelled_while_it_waits_ends_at_once_and_is_not_m
     await task
     assert not await store.locks.ais_locked("session")
     assert await sync_to_async(texts)(store) == []
+
+
+async def write(store: AnyStore) -> int:
+    return await say(store, "B")
+
+
+FROM_DJANGOS_THREAD: Final[dict[str, Callable[[AnyStore], Coroutine[Any, Any, Any]]]] = {
+    "a call": write,
+    "a block": block,
+}
+
+
+async def test_asynchronous_code_of_a_synchronous_function_does_not_wait_for_its_own_thread(
+    store: AnyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("helix_store.engine.tasks._LONGEST_WAIT_SECONDS", 1.0)
+    other = Block(store, fails=True, session="other")
+    task = asyncio.create_task(other.run(), context=Context())
+    await asyncio.wait_for(other.is_open.wait(), PATIENCE)
+    with Cells() as cells:
+        for name, call in FROM_DJANGOS_THREAD.items():
+            with cells.check(name):
+                made = sync_to_async(async_to_sync(call))
+                if passes(store) and name == "a call":
+                    assert await made(store) == 1
+                else:
+                    with pytest.raises(OutsideTransaction):
+                        await made(store)
+    other.ending.set()
+    with pytest.raises(Interruption):
+        await task
+    assert await sync_to_async(texts)(store) == (["B"] if passes(store) else [])
