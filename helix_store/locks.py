@@ -732,6 +732,13 @@ class _Window(NamedTuple):
         return self.request is None or self.request.is_committed
 
 
+class _Refreshed(NamedTuple):
+    """The new end of a term, and the TTL of the newest request before that was not rolled back."""
+
+    expires_at: datetime
+    ttl_before: int
+
+
 class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     """An acquired lock; leaving it as a context manager releases it.
 
@@ -805,7 +812,16 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         and trust ends as if you had not called this. Raises `LockLostError` if the term was released, has
         expired, was taken over, or was acquired in a transaction that was rolled back. Safe to repeat.
         """
-        ttl_ms = self.ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
+        if ttl_ms is not None:
+            return self._refreshed(ttl_milliseconds(ttl_ms, "ttl_ms")).expires_at
+        sent = self.ttl_ms
+        refreshed = self._refreshed(sent)
+        if refreshed.ttl_before != sent:
+            # It has waited for a transaction that has changed the TTL, or was rolled back.
+            refreshed = self._refreshed(refreshed.ttl_before)
+        return refreshed.expires_at
+
+    def _refreshed(self, ttl_ms: int) -> _Refreshed:
         changes, requested_at = self._changes, time.monotonic()
         expires_at = self._backend.refresh(self.name, self._term, ttl_ms=ttl_ms)
         if expires_at is None:
@@ -813,14 +829,14 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
             raise LockLostError(name=self.name, fencing_token=self.fencing_token)
         request = self._backend.write_in_block()
         with self._mutex:
-            ends = trust_ends(requested_at, ttl_ms)
+            ends, ttl_before = trust_ends(requested_at, ttl_ms), self.ttl_ms
             if self._changes != changes:
                 # Another request was answered in the meantime. The order in which the database ran them is
                 # unknown.
                 ends = min(ends, self._window.ends)
             self._changes += 1
             self._windows = _needed((*self._windows, _Window(ends, ttl_ms, expires_at, request)))
-        return expires_at
+        return _Refreshed(expires_at, ttl_before)
 
     def release(self) -> bool:
         """End the term and its keep-alive; return ``False`` if the term is already over.

@@ -122,23 +122,17 @@ class BothContexts:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        is_entered = False
-
-        def enter() -> Self:
-            nonlocal is_entered
-            entered = self.__enter__()
-            is_entered = True
-            return entered
-
+        entered: list[Self] = []
         try:
-            return await self._begin_in_thread(enter)
+            await self._begin_in_thread(lambda: entered.append(self.__enter__()))
         except asyncio.CancelledError as error:
-            if is_entered:
+            if entered:
                 # Nothing else releases what was acquired on entry, such as the lock of a turn. The task is
                 # told that it was cancelled, not what the way out has raised.
                 with suppress(HelixStoreError):
                     await self._end_in_thread(partial(self.__exit__, type(error), error, error.__traceback__))
             raise
+        return entered[0]
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -229,12 +223,13 @@ async def _in_djangos_thread(
     """
     began = time.monotonic()
     attempt = sync_to_async(_unless_taken, thread_sensitive=True)
-    made: R | Obstacle
-    while isinstance(made := await await_work(attempt(call)), Obstacle):
+    made: R | Obstacle = await await_work(attempt(call))
+    while isinstance(made, Obstacle):
         if made.is_passable:
             passed: R = await await_work(_in_pool(_PASSING_THREADS, partial(passing, call)))
             return passed
         await made.block.wait_for_end(began)
+        made = await await_work(attempt(call))
     return made
 
 

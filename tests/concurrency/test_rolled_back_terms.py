@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import timedelta
 from typing import Final
 
 import pytest
+from django.db import connections
 
 from helix_store import InMemoryStore, Lock, LockLostError, Store
+from helix_store.core import moments
+from helix_store.core.moments import as_utc
 from tests.cells import for_each
 from tests.databases import ALIASES, CommittedDatabase
 
@@ -146,3 +151,27 @@ def test_a_turn_whose_lock_was_rolled_back_writes_nothing(store: AnyStore) -> No
     turn.__exit__(lost.type, lost.value, lost.tb)
     assert holder.refresh()
     assert session.load().step_count == 0
+
+
+def test_a_refresh_that_waits_for_a_longer_one_keeps_the_ttl_that_a_rollback_leaves(store: AnyStore) -> None:
+    """As that of a keep-alive does: it sends the newest TTL, which is then rolled back."""
+    lock = acquired(store)
+    refreshed = threading.Event()
+
+    def refresh() -> None:
+        lock.refresh()
+        refreshed.set()
+        connections.close_all()
+
+    with rolled_back(store):
+        lock.refresh(10 * LONG)
+        # The name of a thread of the store's own: it may wait for a block.
+        thread = threading.Thread(target=refresh, name="helix_store keep-alive of a test")
+        thread.start()
+        assert not refreshed.wait(0.3)
+        assert lock.ttl_ms == 10 * LONG
+    thread.join(LONG / 1000)
+    assert refreshed.is_set()
+    (info,) = store.locks.get_active_locks()
+    assert lock.ttl_ms == LONG
+    assert info.expires_at == lock.expires_at < as_utc(moments.now()) + timedelta(milliseconds=2 * LONG)
