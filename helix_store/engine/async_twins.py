@@ -46,11 +46,6 @@ T = TypeVar("T")
 _ITEMS_PER_CROSSING = 100
 """Switching to a thread costs more than an item; batches keep memory use constant."""
 _LONGEST_HANDOVER_SECONDS = 1.0
-_PASSING_THREADS = 8
-"""Each may use a connection. They are none of the event loop's own, because all of them may wait for rows of
-the transaction that they pass, while the task of the transaction needs the loop's own threads, for example to
-look up a host.
-"""
 
 
 def is_async(call: Callable[..., Any]) -> bool:
@@ -225,8 +220,8 @@ async def _in_djangos_thread(
     attempt = sync_to_async(_unless_taken, thread_sensitive=True)
     made: R | Obstacle = await await_work(attempt(call))
     while isinstance(made, Obstacle):
-        if made.is_passable:
-            passed: R = await await_work(_in_pool(_PASSING_THREADS, partial(passing, call)))
+        if made.passing_threads:
+            passed: R = await await_work(_in_pool(made.passing_threads, partial(passing, call)))
             return passed
         await made.block.wait_for_end(began)
         made = await await_work(attempt(call))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -41,6 +41,13 @@ R = TypeVar("R")
 
 _LONGEST_WAIT_SECONDS: Final = 30.0
 """The time for which a call waits for the transaction of another task, which may itself wait for the call."""
+
+_PASSING_THREADS: Final = 8
+"""Each may use a connection. They are none of the event loop's own, because all of them may wait for rows of
+the transaction that they pass, while the task of the transaction needs the loop's own threads, for example to
+look up a host.
+"""
+_DEFAULT_SIZE_OF_POOL: Final = 4
 
 _OF_ANOTHER_TASK: Final = (
     "Another task has an `async with` block of transaction() open in this thread, and a rollback would take "
@@ -231,8 +238,10 @@ class Obstacle(NamedTuple):
     """A block of another task, because of which a call cannot be made in this thread now."""
 
     block: TaskBlock
-    is_passable: bool
-    """True if the call can be made on another connection, outside of all transactions of this thread."""
+    passing_threads: int
+    """The number of threads in which calls may pass it, on other connections, outside of all transactions of
+    this thread. 0 if the call must wait.
+    """
 
 
 def find_obstacle() -> Obstacle | None:
@@ -253,7 +262,19 @@ def find_obstacle() -> Obstacle | None:
         and not any(each.is_in_memory for each in others)
         and all(map(_may_be_passed, connections.all(initialized_only=True)))
     )
-    return Obstacle(others[-1], is_passable)
+    return Obstacle(others[-1], _passing_threads() if is_passable else 0)
+
+
+def _passing_threads() -> int:
+    """Return the number of threads that leave two connections in each pool: for the block, and for others."""
+    pools = [each["OPTIONS"].get("pool") for each in connections.settings.values()]
+    sizes = [_size_of_pool({} if pool is True else pool) for pool in pools if pool]
+    return max(min(_PASSING_THREADS, *(size - 2 for size in sizes)), 0) if sizes else _PASSING_THREADS
+
+
+def _size_of_pool(options: Mapping[str, Any]) -> int:
+    """Return the largest size of a pool with these options of psycopg."""
+    return int(options.get("max_size") or options.get("min_size", _DEFAULT_SIZE_OF_POOL))
 
 
 def _may_be_passed(connection: Any) -> bool:

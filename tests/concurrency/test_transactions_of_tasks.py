@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from helix_store import InMemoryStore, OutsideTransaction, Store, StoreBusy
 from helix_store.core.types import RunStatus
 from helix_store.engine.tasks import task_blocks
-from tests.cells import Cells
+from tests.cells import Cells, for_each
 from tests.databases import ALIASES, CommittedDatabase
 
 AnyStore = Store | InMemoryStore
@@ -892,3 +892,26 @@ async def test_asynchronous_code_of_a_synchronous_function_does_not_wait_for_its
     with pytest.raises(Interruption):
         await task
     assert await sync_to_async(texts)(store) == (["B"] if passes(store) else [])
+
+
+@for_each("size", [2, 4])
+async def test_calls_that_pass_a_block_leave_places_in_the_pool(
+    postgres_db: CommittedDatabase, size: int
+) -> None:
+    first = Store(postgres_db.alias, tenant=postgres_db.tenant)
+    await first.anew_session("session", agent_type="agent")
+    await first.anew_session("other", agent_type="agent")
+    settings = postgres_db.connection.settings_dict
+    options = {**settings["OPTIONS"], "pool": {"min_size": 0, "max_size": size, "timeout": 0.5}}
+    async with another_alias(postgres_db, OPTIONS=options, CONN_MAX_AGE=0) as alias:
+        store = Store(alias, tenant=postgres_db.tenant)
+        other = Block(store)
+        task = asyncio.create_task(other.run(), context=Context())
+        await asyncio.wait_for(other.is_open.wait(), PATIENCE)
+        calls = [asyncio.create_task(say(store, "B")) for _ in range(10)]
+        # Longer than the pool lets a call wait.
+        await asyncio.wait(calls, timeout=1.5)
+        other.ending.set()
+        await task
+        made = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE)
+        assert sorted(map(str, made)) == sorted(map(str, range(2, 12)))
