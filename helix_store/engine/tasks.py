@@ -260,6 +260,7 @@ def find_obstacle() -> Obstacle | None:
     is_passable = (
         not _own_blocks()
         and not any(each.is_in_memory for each in others)
+        and all(each["AUTOCOMMIT"] for each in connections.settings.values())
         and all(map(_may_be_passed, connections.all(initialized_only=True)))
     )
     return Obstacle(others[-1], _passing_threads() if is_passable else 0)
@@ -279,7 +280,8 @@ def _size_of_pool(options: Mapping[str, Any]) -> int:
 
 def _may_be_passed(connection: Any) -> bool:
     if not connection.in_atomic_block:
-        return connection.vendor != "sqlite" or not connection.is_in_memory_db()
+        is_committed = connection.connection is None or connection.autocommit
+        return is_committed and (connection.vendor != "sqlite" or not connection.is_in_memory_db())
     return connection.vendor == "postgresql" and connection.commit_on_exit and _is_of_task(connection)
 
 

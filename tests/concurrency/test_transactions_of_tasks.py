@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from helix_store import InMemoryStore, OutsideTransaction, Store, StoreBusy
 from helix_store.core.types import RunStatus
 from helix_store.engine.tasks import task_blocks
-from tests.cells import Cells, for_each
+from tests.cells import Cells
 from tests.databases import ALIASES, CommittedDatabase
 
 AnyStore = Store | InMemoryStore
@@ -894,7 +894,60 @@ async def test_asynchronous_code_of_a_synchronous_function_does_not_wait_for_its
     assert await sync_to_async(texts)(store) == (["B"] if passes(store) else [])
 
 
-@for_each("size", [2, 4])
+@asynccontextmanager
+async def another_alias(database: CommittedDatabase, **settings: Any) -> AsyncIterator[str]:
+    """An alias of the same database with other settings, which no thread has used."""
+    alias = f"beside {database.tenant}"
+    connections.settings[alias] = {**database.connection.settings_dict, **settings}
+
+    def forget() -> None:
+        connection: Any = connections[alias]
+        connection.close()
+        connection.close_pool()
+        del connections[alias]
+
+    try:
+        yield alias
+    finally:
+        await sync_to_async(forget)()
+        del connections.settings[alias]
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+async def test_no_call_passes_a_block_if_code_of_the_thread_commits_for_it(
+    postgres_db: CommittedDatabase, is_connected: bool
+) -> None:
+    """With autocommit off on the alias of the call."""
+    store = Store(postgres_db.alias, tenant=postgres_db.tenant)
+    session = await store.anew_session("session", agent_type="agent")
+    await store.anew_session("other", agent_type="agent")
+    async with another_alias(postgres_db, AUTOCOMMIT=False) as alias:
+
+        def commit() -> None:
+            connections[alias].commit()
+
+        off = Store(alias, tenant=postgres_db.tenant)
+        if is_connected:
+            await off.session("session").aload()
+            await sync_to_async(commit)()
+        calling = made_beside_without_passing(store, say(off, "B"))
+        assert await asyncio.wait_for(calling, PATIENCE) == 1
+        await sync_to_async(commit)()
+    assert (await session.aload()).message_count == 1
+
+
+async def made_beside_without_passing(store: AnyStore, call: Coroutine[Any, Any, R]) -> R:
+    other = Block(store, session="other")
+    task = asyncio.create_task(other.run(), context=Context())
+    await asyncio.wait_for(other.is_open.wait(), PATIENCE)
+    calling = asyncio.create_task(call)
+    await asyncio.wait([calling], timeout=0.2)
+    other.ending.set()
+    await task
+    return await calling
+
+
+@pytest.mark.parametrize("size", [2, 4])
 async def test_calls_that_pass_a_block_leave_places_in_the_pool(
     postgres_db: CommittedDatabase, size: int
 ) -> None:
