@@ -133,7 +133,8 @@ class BothContexts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         try:
-            require_open_block()
+            if error is None:
+                require_open_block()
         except OutsideTransaction as refusal:
             # What it stores would not be part of the block, so it ends as after this error.
             with suppress(HelixStoreError):
