@@ -644,7 +644,8 @@ def _check_on_expiry(entry: Mapping[str, Any], path: str) -> None:
     default = entry.get("on_expiry")
     if default is None:
         return
-    if entry["deadline"] is None:
+    # An approval may be asked for with "reject" before anybody knows its deadline.
+    if entry["deadline"] is None and (default != "reject" or entry["approval_id"] is None):
         raise InvalidPayload(path=path, reason="a default needs a deadline")
     if entry["approval_id"] is None:
         if default != "fail" and not (type(default) is dict and default.keys() == {"result"}):
@@ -890,6 +891,9 @@ def _is_repeat(asked: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     ignored = {*_FIELDS_OF_ANSWERS, "requested_at", "digest"}
     if EDITED_FROM in asked:
         asked = {**asked, "input": asked[EDITED_FROM]}
+    if asked.get("deadline") is entry["deadline"] is None:
+        # A default has no effect without a deadline, and earlier versions did not store it.
+        ignored.add("on_expiry")
     # Python finds 1 equal to 1.0 and to True.
     first, second = (
         canonical_json({name: value for name, value in call.items() if name not in ignored})

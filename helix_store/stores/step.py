@@ -460,7 +460,8 @@ class Step(NotCopied, BothContexts):
             "permission": permission,
             "requester": requester,
             "deadline": deadline,
-            "on_expiry": on_expiry if deadline is not None else None,
+            # Every other default needs a deadline.
+            "on_expiry": on_expiry if deadline is not None or on_expiry == "reject" else None,
             "metadata": metadata,
         }
         call = {

@@ -237,7 +237,7 @@ def test_the_root_of_a_tree_records_the_question_of_a_child(world: World) -> Non
         {"call": "ask"},
         {"call": {}},
         {"": ASK},
-        {"call": {**ASK, "on_expiry": "reject"}},
+        {"call": {**ASK, "on_expiry": "fail"}},
         {"call": {**ASK, "deadline": timedelta(-1_000_000)}},
         {"call": {**ASK, "deadline": datetime(2030, 1, 1)}},  # noqa: DTZ001
         {"call": {**ASK, "deadline": "tomorrow"}},

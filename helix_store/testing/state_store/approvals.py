@@ -237,7 +237,7 @@ class ApprovalContract(StoreTests):
         assert {name: calls["call"].get(name) for name in ("approval_id", "deadline", "on_expiry")} == {
             "approval_id": "call",
             "deadline": None,
-            "on_expiry": None,
+            "on_expiry": "reject",
         }
         expected = {
             "permission": _PAY,
@@ -249,6 +249,38 @@ class ApprovalContract(StoreTests):
         }
         assert {name: calls["whole"][name] for name in expected} == expected
         assert calls["whole"]["deadline"] == calls["whole"]["requested_at"] + 7 * 24 * 3_600_000
+
+    @table("kind", ["wait_for", "ask_approval", "add_pending_tool_calls", "suspend", "save_state"])
+    def test_an_approval_without_a_deadline_may_have_the_default_reject(
+        self, store: StateStore, session_id: str, kind: str
+    ) -> None:
+        entry = {"tool_name": "pay", "input": {"amount": 7.0}, "on_expiry": "reject"}
+        asked = {"call": {**entry, "approval_id": "call"}}
+        for _ in range(1 if kind in ("suspend", "save_state") else 2):
+            if kind == "wait_for":
+                with step_of(store, session_id) as step:
+                    step.wait_for({"call": entry})
+            elif kind == "ask_approval":
+                with step_of(store, session_id) as step:
+                    step.ask_approval("call", "pay", entry["input"])
+            elif kind == "add_pending_tool_calls":
+                store.add_pending_tool_calls(session_id, asked)
+            elif kind == "suspend":
+                store.suspend(session_id, kind="suspended_client_tool", context={}, pending=asked)
+            else:
+                store.add_pending_tool_calls(session_id, {"call": {**APPROVE, "approval_id": "call"}})
+                state = loaded(store, session_id)
+                state.pending_client_tool_calls["call"]["on_expiry"] = "reject"
+                store.save_state(session_id, state)
+        call = loaded(store, session_id).pending_client_tool_calls["call"]
+        expected = {"approval_id": "call", "deadline": None, "on_expiry": "reject"}
+        assert {name: call[name] for name in expected} == expected
+        assert store.find_expired_pending() == []
+        # The default changes nothing in what is asked, as long as there is no deadline.
+        again = {name: value for name, value in call.items() if name not in ("on_expiry", "digest")}
+        store.add_pending_tool_calls(session_id, {"call": again})
+        accepted = store.submit_tool_result(session_id, "call", approved=True, approval_id="call")
+        assert outcomes_of(accepted) == ["accepted"]
 
     @table("demand", [{"approvals": 1}, {"editable": False}], shared=True)
     def test_only_an_approval_has_a_number_and_can_be_edited(
