@@ -35,6 +35,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from helix_store.core import validation
 from helix_store.core.approvals import (
+    USER,
     ActingUser,
     ApprovedCall,
     actor_text,
@@ -74,6 +75,7 @@ _KEYS_OF_APPROVALS: Final = (
     "on_expiry",
     "permission",
     "requester",
+    "requester_name",
     "approvals",
     "editable",
     "metadata",
@@ -126,7 +128,8 @@ def check_demands(entry: Mapping[str, Any], path: str) -> None:
     permission = validation.optional_identifier(entry.get("permission"), f"{path}/permission")
     if permission is not None and not _PERMISSION.fullmatch(permission):
         raise InvalidPayload(path=f"{path}/permission", reason='expected "app_label.codename"')
-    validation.optional_identifier(entry.get("requester"), f"{path}/requester")
+    for name in ("requester", "requester_name"):
+        validation.optional_identifier(entry.get(name), f"{path}/{name}")
     for name in ("approvals", "editable"):
         if name in entry and not is_approval:
             raise InvalidPayload(path=f"{path}/{name}", reason="this call asks for a result, not approval")
@@ -194,18 +197,43 @@ class CallActor:
     id: str | None = None
     user: ActingUser | None = field(default=None, repr=False)
 
-    def is_requester(self, requester: Any) -> bool:
-        """Return whether a requester, given by the stored form of a user or as text, is this actor.
+    def has_requested(self, call: Mapping[str, Any]) -> bool:
+        """Return whether the requester of a call is this actor.
 
-        Text may be the name or the key of the user, because it is not known which of them a caller has.
+        If one of them is text, it may be the name or the key of the other one, a Django user, because it is
+        not known which of them a caller has.
         """
-        names = [self.id]
+        requester = call.get("requester")
         if self.user is not None:
-            names += [str(self.user.pk), str(getattr(self.user, "get_username", str)())]
-        return requester in names
+            names = [self.id, str(self.user.pk), username(self.user)]
+            return requester in names
+        if self.id is None or type(requester) is not str:
+            return False
+        of_user = (requester.removeprefix(USER), call.get("requester_name"))
+        return self.id == requester or (requester.startswith(USER) and self.id in of_user)
 
 
 _NOBODY: Final = CallActor()
+
+
+def username(user: ActingUser) -> str:
+    """Return the name of a Django user."""
+    return str(getattr(user, "get_username", user.__str__)())
+
+
+def requester_fields(requester: Any, path: str) -> dict[str, Any]:
+    """Return the fields of a new call with this requester.
+
+    The name of a Django user is stored too, so that its text can be recognised without the user.
+    """
+    if not is_user(requester):
+        return {}
+    fields = {"requester": user_text(requester, path)}
+    try:
+        return {**fields, "requester_name": actor_text(username(requester), path)}
+    except InvalidPayload:
+        # No actor can be this text.
+        return fields
 
 
 def checked_actor(actor: Any) -> CallActor:
@@ -224,7 +252,7 @@ def require_permitted(tool_call_id: str, call: Mapping[str, Any], actor: CallAct
     permission, requester = call.get("permission"), call.get("requester")
     if permission is not None and not _has_permission(actor.user, permission):
         raise NotPermitted(tool_call_id, "permission", str(permission))
-    if requester is not None and (actor.id is None or actor.is_requester(requester)):
+    if requester is not None and (actor.id is None or actor.has_requested(call)):
         raise NotPermitted(tool_call_id, "requester")
     if actor.id is None and actor.user is not None:
         raise InvalidPayload(path="actor", reason="the user is not stored")
@@ -625,9 +653,7 @@ def _checked_call(call: Any, path: str, requested_at: int) -> dict[str, Any]:
         "approval_id": validation.optional_identifier(call.get("approval_id"), f"{path}/approval_id"),
     }
     entry.update((name, value) for name, value in call.items() if name not in entry)
-    requester = entry.get("requester")
-    if is_user(requester):
-        entry["requester"] = user_text(requester, f"{path}/requester")
+    entry.update(requester_fields(entry.get("requester"), f"{path}/requester"))
     _check_on_expiry(entry, f"{path}/on_expiry")
     check_demands(entry, path)
     return entry
@@ -888,7 +914,7 @@ def _text(value: Any) -> str | None:
 
 def _is_repeat(asked: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     """Return whether two entries make the same request, regardless of when it was made."""
-    ignored = {*_FIELDS_OF_ANSWERS, "requested_at", "digest"}
+    ignored = {*_FIELDS_OF_ANSWERS, "requested_at", "digest", "requester_name"}
     if EDITED_FROM in asked:
         asked = {**asked, "input": asked[EDITED_FROM]}
     if asked.get("deadline") is entry["deadline"] is None:

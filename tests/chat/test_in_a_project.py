@@ -82,16 +82,21 @@ async def test_the_user_of_a_request_is_the_one_that_middleware_has_set(chatting
         assert response.status_code == 401
 
 
-async def test_a_requester_who_is_the_owner_does_not_answer_as_a_django_user(chatting: Make) -> None:
+@pytest.mark.parametrize("owner", ["417@example.com", "417", "ann"])
+async def test_a_requester_who_is_the_owner_does_not_answer(chatting: Make, owner: str) -> None:
+    """A requester given as text answers as a Django user, and the other way round."""
+    text = owner if "@" in owner else None
+
     def answer(turn: Any, out: Any) -> None:
         with turn.step() as step:
-            step.ask_approval("c", "refund", {}, requester=turn.state.user_id)
+            requester = text or User(pk=417, username="ann")
+            step.ask_approval("c", "refund", {}, requester=requester)
 
-    site = chatting(answer=answer, owner=lambda request: f"{request.user.pk}@example.com")
-    token = {"X-Token": "417"}
+    site = chatting(answer=answer, owner=lambda request: owner)
+    token = {"X-Token": "417" if text else "9"}
     with override_settings(MIDDLEWARE=_with_middleware(f"{__name__}.token_middleware")):
         await site.request("POST", "threads/t/posts/", {"id": "u1", "content": "Hello"}, **token)
-        await sync_to_async(site.drive)("t", "417@example.com")
+        await sync_to_async(site.drive)("t", owner)
         (call,) = (await site.json("GET", "threads/t/", **token))["calls"]
         given = {"approved": True, "digest": call["digest"]}
         response = await site.request("POST", "threads/t/calls/c/", given, **token)

@@ -230,6 +230,14 @@ def test_a_requesting_user_does_not_answer(own_world: World, user: User) -> None
         approve(own_world, actor=user)
 
 
+def test_a_requesting_user_does_not_answer_by_name_or_key(own_world: World, user: User) -> None:
+    asked(own_world, requester=user)
+    for actor in (user, user.get_username(), str(user.pk)):
+        with pytest.raises(NotPermitted):
+            approve(own_world, actor=actor)
+    assert approve(own_world, actor="bob") == "accepted"
+
+
 @pytest.mark.parametrize("actor", [AnonymousUser(), User(username="nobody")], ids=["anonymous", "unsaved"])
 def test_a_user_who_is_not_stored_is_no_actor(own_world: World, actor: Any) -> None:
     asked(own_world)

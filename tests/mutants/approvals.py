@@ -36,15 +36,15 @@ APPROVALS: Final = (
     Mutant(
         "approval",
         _RULES,
-        "(actor.id is None or actor.is_requester(requester))",
+        "(actor.id is None or actor.has_requested(call))",
         "actor.id is None",
         _PERMITTED,
     ),
     Mutant(
         "approval",
         _RULES,
-        "(actor.id is None or actor.is_requester(requester))",
-        "actor.is_requester(requester)",
+        "(actor.id is None or actor.has_requested(call))",
+        "actor.has_requested(call)",
         _PERMITTED,
     ),
     Mutant("approval", _RULES, "return requester in names", "return requester == self.id", _PERMITTED),

@@ -58,7 +58,7 @@ from helix_store.sessions.calls import open_claims
 from helix_store.sessions.messages import has_open_calls, posts_of
 from helix_store.sessions.runs import BUDGET_REASON, EFFECT_REASON
 from helix_store.sessions.state import loaded_of
-from helix_store.sessions.tool_calls import ToolCalls, current_call
+from helix_store.sessions.tool_calls import CallActor, ToolCalls, current_call
 from helix_store.stores.conditions import conditions_of_ids
 
 __all__ = [
@@ -501,7 +501,7 @@ def give_answers(
             continue
         if has_ended(state):
             raise SessionEnded(state.session_id, state.status)
-        if call.get("requester") is not None and call["requester"] == state.user_id:
+        if CallActor(state.user_id).has_requested(call):
             # The owner of a thread answers in it, whatever the name of the actor is.
             raise NotPermitted(answer.call_id, "requester")
         if client and not new:

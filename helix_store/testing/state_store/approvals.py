@@ -242,6 +242,7 @@ class ApprovalContract(StoreTests):
         expected = {
             "permission": _PAY,
             "requester": "user:7",
+            "requester_name": "mia",
             "approvals": 2,
             "editable": True,
             "on_expiry": "fail",
@@ -357,6 +358,9 @@ class ApprovalContract(StoreTests):
             ("7", _User()),
             ("mia", _User()),
             (_User(), _User()),
+            (_User(), "mia"),
+            (_User(), "7"),
+            ("user:7", "7"),
         ],
     )
     def test_a_requester_does_not_answer(
@@ -369,6 +373,24 @@ class ApprovalContract(StoreTests):
                 approve(store, session_id, actor=actor, approved=approved)
         assert contents(store, session_id) == before
         assert outcomes_of(approve(store, session_id, actor="bob")) == ["accepted"]
+
+    @table(
+        ("requester", "actor"),
+        [
+            (_User(), _User(8)),
+            (_User(), "mi"),
+            (_User(username="user:9"), "9"),
+            ({"requester": "mia", "requester_name": "ann"}, "ann"),
+            ("user:7", "mia"),
+            ("7", "mia"),
+        ],
+    )
+    def test_somebody_else_answers(
+        self, store: StateStore, session_id: str, requester: Any, actor: Any
+    ) -> None:
+        given = requester if isinstance(requester, dict) else {"requester": requester}
+        ask_approval(store, session_id, {**APPROVE, **given})
+        assert outcomes_of(approve(store, session_id, actor=actor)) == ["accepted"]
 
     def test_a_completed_or_unknown_call_is_reported_to_everybody(
         self, store: StateStore, session_id: str
