@@ -503,8 +503,12 @@ def start_run(
     fencing_token: int | None = None,
     start_sequence: int = 0,
     supersede: bool = False,
+    keeps_status: bool = False,
 ) -> tuple[Run, str | None]:
-    """Start a run, and return it and the id of the run that it has superseded."""
+    """Start a run, and return it and the id of the run that it has superseded.
+
+    With ``keeps_status``, the session does not become active, and keeps its version.
+    """
     run_id = new_id() if run_id is None else run_id
     validation.arguments(
         _RUN_RULES,
@@ -521,6 +525,7 @@ def start_run(
         start_sequence=start_sequence,
         supersede=supersede,
         guard=Guard(expected_version, fencing_token),
+        keeps_status=keeps_status,
     )
 
 

@@ -629,7 +629,14 @@ def _branching_point(source: SessionRecord, request: BranchRequest) -> tuple[Ses
 
 class MemoryRuns(MemoryOperations):
     def start_run(
-        self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
+        self,
+        session_id: str,
+        run_id: str,
+        *,
+        start_sequence: int,
+        supersede: bool,
+        guard: Guard,
+        keeps_status: bool,
     ) -> tuple[Run, str | None]:
         with self._scope.writing(session_id, guard) as draft:
             if run_id in draft.runs:
@@ -654,7 +661,7 @@ class MemoryRuns(MemoryOperations):
             )
             draft.runs[run_id] = StoredRun(started, guard.fencing_token)
             draft.interrupt = None
-            if draft.columns["status"] != SessionStatus.ACTIVE:
+            if draft.columns["status"] != SessionStatus.ACTIVE and not keeps_status:
                 draft.write(status=SessionStatus.ACTIVE.value)
             return started, None if running is None else running.run.run_id
 

@@ -227,12 +227,26 @@ _PENDING: Final = Statement(
 
 class DatabaseRuns(DatabaseOperations):
     def start_run(
-        self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
+        self,
+        session_id: str,
+        run_id: str,
+        *,
+        start_sequence: int,
+        supersede: bool,
+        guard: Guard,
+        keeps_status: bool,
     ) -> tuple[Run, str | None]:
         """Start a run, and return it and the id of the run that it has superseded."""
         superseded: list[str] = []
         locked = partial(
-            self._start_run_locked, superseded, session_id, run_id, start_sequence, supersede, guard
+            self._start_run_locked,
+            superseded,
+            session_id,
+            run_id,
+            start_sequence,
+            supersede,
+            guard,
+            keeps_status,
         )
         token, version = guard.fencing_token, guard.expected_version
         statement = start_run(is_expected=version is not None, is_fenced=token is not None)
@@ -278,6 +292,7 @@ class DatabaseRuns(DatabaseOperations):
         start_sequence: int,
         supersede: bool,
         guard: Guard,
+        keeps_status: bool,
         call_id: str = "",
     ) -> Run:
         head = touch_session(self.db, session_id, guard, "stopped_by")
@@ -321,7 +336,7 @@ class DatabaseRuns(DatabaseOperations):
         if has_interrupt:
             self._interrupts_of(head.pk).delete()
         restarted = {} if head.stopped_by is None else _NOT_STOPPED
-        if head.status != SessionStatus.ACTIVE:
+        if head.status != SessionStatus.ACTIVE and not keeps_status:
             advance(self.db, head, at=at, status=SessionStatus.ACTIVE.value, **restarted)
         elif restarted:
             update_row(self.db, Session, head.pk, restarted)

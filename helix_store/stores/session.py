@@ -133,8 +133,13 @@ class StoreSet:
         state = self.load(session_id)
         return None if state is None else TurnEntry(state)
 
-    def start_run(self, session_id: str, **guard: Any) -> tuple[Run, str | None]:
-        """Start a run as the state store does; return it and the id of the run that it has superseded."""
+    def start_run(
+        self, session_id: str, *, keeps_status: bool = False, **guard: Any
+    ) -> tuple[Run, str | None]:
+        """Start a run as the state store does; return it and the id of the run that it has superseded.
+
+        With ``keeps_status``, the status of the session stays as it is. Only a store with budgets needs that.
+        """
         return self.sessions.start_run(session_id, **guard), None
 
     def end_run(self, session_id: str, run_id: str, *, refused: Amounts | None, **update: Any) -> None:

@@ -248,8 +248,10 @@ class StoreBase(StoreSet, OpensSessions):
     def enter(self, session_id: str) -> TurnEntry | None:
         return self.sessions._operations.steps.enter(session_id)
 
-    def start_run(self, session_id: str, **guard: Any) -> tuple[Run, str | None]:
-        return start_run(self.sessions._operations, session_id, **guard)
+    def start_run(
+        self, session_id: str, *, keeps_status: bool = False, **guard: Any
+    ) -> tuple[Run, str | None]:
+        return start_run(self.sessions._operations, session_id, keeps_status=keeps_status, **guard)
 
     def end_run(self, session_id: str, run_id: str, *, refused: Amounts | None, **update: Any) -> None:
         update_run(

@@ -357,7 +357,8 @@ class Turn(NotCopied, BothContexts):
     Entering takes the lock and keeps it alive, resumes a session whose calls are answered, receives due
     posts, and starts a run that supersedes the run of a worker that died. If the session has ended, is still
     waiting or is at rest, the turn is not active and has no run. If a budget refuses it, it has a run, but is
-    not active and receives nothing. Leaving ends the run according to the stored state and releases the lock.
+    not active, and the session stays as it is. Leaving ends the run according to the stored state and
+    releases the lock.
 
     Example::
 
@@ -685,18 +686,19 @@ class Turn(NotCopied, BothContexts):
         loaded = loaded_of(state)
         refusal = self._spending.begin(state, self.fencing_token, is_capped=loaded.is_capped)
         self._stop(refusal, self._spending.estimate)
-        # A turn that a budget has refused answers nothing: its posts stay waiting.
-        may_receive = self._receives and refusal is None and self.session._has_posts and loaded.has_posts
-        if readiness.is_suspended:
+        # A turn that a budget has refused does nothing: its session stays as it is, and its posts waiting.
+        is_refused = refusal is not None
+        may_receive = self._receives and not is_refused and self.session._has_posts and loaded.has_posts
+        if readiness.is_suspended and not is_refused:
             state = store.resume(session_id, expected_version=state.version, fencing_token=token)
             self.tracing = state.tracing_context
         status = state.status
         if self.run is None:
             self.run, superseded = self.session._stores.start_run(
-                session_id, expected_version=state.version, fencing_token=token
+                session_id, keeps_status=is_refused, expected_version=state.version, fencing_token=token
             )
             self.recovered = None if superseded is None else self._run_with_id(superseded)
-        if status != SessionStatus.ACTIVE:
+        if status != SessionStatus.ACTIVE and not is_refused:
             state = self.session.load()
         # After the start of the run: if this worker dies, an abandoned run shows that nobody has answered.
         if may_receive and status != SessionStatus.PAUSED and self.session._receive(state, token):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeVar
 
 import pytest
+from asgiref.sync import async_to_sync
 
-from helix_store import ConflictError, InMemoryStore, Store
+from helix_store import BudgetExceeded, ConflictError, InMemoryStore, Store
 from helix_store.core.usage import cost_units
 from helix_store.models import BudgetCounter, Run
 from helix_store.stores import SessionHandle
@@ -179,3 +181,97 @@ def test_a_hold_counts_after_midnight(stored: Store) -> None:
     spent = dict(counters.exclude(period="").values_list("period", "spent_usd"))
     assert (spent.pop(yesterday), [*spent.values()]) == (4, [6])
     assert cost_units(standing(store)[0]) == cost_units(Decimal(6))
+
+
+# --- A turn that is refused when it is entered ----------------------------------------------------------
+
+_APPROVED: Any = {"approved": True, "approval_id": "call"}
+
+
+def _make_paused(store: AnyStore, session: SessionHandle) -> None:
+    """Leave a session that waited, and whose call was answered."""
+    with session.turn() as turn, turn.step() as step:
+        step.ask_approval("call", "pay", 7)
+    assert store.sessions.submit_tool_result(session.id, "call", **_APPROVED).outcome == "accepted"
+
+
+def _suspend(store: AnyStore, session: SessionHandle) -> None:
+    store.sessions.suspend(session.id, kind="suspended_step_partial", context={"page": 2})
+
+
+_STATUSES: dict[str, Any] = {
+    "answered": _make_paused,
+    "suspended": _suspend,
+    **{
+        status: lambda store, session, status=status: store.sessions.update_status(session.id, status)
+        for status in ("paused", "running", "interrupted")
+    },
+    "new": lambda store, session: None,
+    "with a post": lambda store, session: session.post({"role": "user", "content": "Go on."}),
+}
+_SCOPES: dict[str, dict[str, Any]] = {
+    "tenant": {"scope": "tenant"},
+    "agent": {"scope": "agent_type", "value": "agent"},
+    "user": {"scope": "user"},
+    "tree": {"scope": "tree", "value": "refused"},
+}
+_ESTIMATES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "tokens": {"estimate_tokens": 200},
+    "dollars": {"estimate_usd": 200},
+}
+# Every status and every scope, each estimate of each kind of turn.
+_REFUSALS = [
+    *((status, "tenant", "none", "sync") for status in _STATUSES),
+    *(("answered", scope, "none", "sync") for scope in _SCOPES if scope != "tenant"),
+    *(("answered", "tenant", estimate, form) for estimate in _ESTIMATES for form in ("sync", "async")),
+    ("answered", "tenant", "none", "in a transaction"),
+    ("paused", "tenant", "none", "in a transaction"),
+]
+
+
+def _enter_refused(store: AnyStore, session: SessionHandle, form: str, estimate: dict[str, Any]) -> None:
+    async def enter() -> None:
+        async with session.turn(**estimate) as turn:
+            assert isinstance(turn.stopped_by, BudgetExceeded) and not turn.is_active
+
+    if form == "async":
+        async_to_sync(enter)()
+        return
+    with store.transaction() if form == "in a transaction" else nullcontext():
+        with session.turn(**estimate) as turn:
+            assert isinstance(turn.stopped_by, BudgetExceeded) and not turn.is_active
+
+
+@for_each(("status", "scope", "estimate", "form"), _REFUSALS)
+def test_a_turn_that_is_refused_at_its_entry_leaves_the_session_as_it_is(
+    store: AnyStore, status: str, scope: str, estimate: str, form: str
+) -> None:
+    store.budgets.delete_budget("cap")
+    session = store.new_session("refused", agent_type="agent", user_id="ada")
+    _STATUSES[status](store, session)
+    # Without an estimate, only a limit that is used up stops a turn.
+    limits = {"limit_usd": 100, "limit_tokens": 100 if estimate != "none" else 0}
+    store.budgets.set_budget("small", **_SCOPES[scope], **limits)
+    before, known = session.load(), len(store.sessions.list_runs(session.id))
+    for number in (1, 2):
+        _enter_refused(store, session, form, _ESTIMATES[estimate])
+        assert session.load() == before
+        run, *others = store.sessions.list_runs(session.id)
+        assert len(others) + 1 == known + number
+        assert (run.status, run.completion_reason) == ("interrupted", "budget:small")
+        (stuck,) = store.find_stuck(conditions=["over_budget"])
+        assert (stuck.session_id, stuck.detail) == ("refused", "small")
+    store.budgets.set_budget("small", **_SCOPES[scope], limit_usd=1_000, limit_tokens=1_000)
+    assert store.find_stuck(conditions=["over_budget"]) == []
+    with session.turn(**_ESTIMATES[estimate]) as turn:
+        assert turn.is_active
+        assert {call: answer["approved"] for call, answer in turn.results.items()} == (
+            {"call": True} if status == "answered" else {}
+        )
+        resumes = before.resume_count + (status in ("answered", "suspended"))
+        assert (turn.state.status, turn.state.resume_count) == ("active", resumes)
+        with turn.step() as step:
+            if status == "answered":
+                assert step.use_approval("call").input == 7
+            step.end_turn()
