@@ -41,9 +41,13 @@ class MemoryTransaction(UncommittedWrite):
         self._outer = outer
         self._is_kept: bool | None = None
         self.thread_id = threading.get_ident()
+        self.after_commit: list[Callable[[], object]] = []
+        """The functions to call, in this order, if the outermost transaction is kept."""
 
     def end(self, *, is_kept: bool) -> None:
         self._is_kept = is_kept
+        if is_kept and self._outer is not None:
+            self._outer.after_commit += self.after_commit
 
     @property
     def is_committed(self) -> bool:
@@ -169,13 +173,22 @@ class MemoryWorld:
         After an exception, all tables are restored to their previous contents. With a ``task_block``, other
         tasks cannot join the transaction.
         """
+        # Without the lock, because a receiver of a signal may wait for another thread that writes.
+        with self._locked_transaction(task_block) as opened:
+            yield
+        if opened.is_committed:
+            for call in opened.after_commit:
+                call()
+
+    @contextmanager
+    def _locked_transaction(self, task_block: TaskBlock | None) -> Iterator[MemoryTransaction]:
         with self.lock:
             saved = [table.saved() for tables in self._tenants.values() for table in tables.values()]
             outer = self._transaction
             opened = self._transaction = MemoryTransaction(outer)
             try:
                 with nullcontext() if task_block is None else self.lock.owned_by(task_block):
-                    yield
+                    yield opened
             except BaseException:
                 for put_back in saved:
                     put_back()
@@ -185,6 +198,17 @@ class MemoryWorld:
                 opened.end(is_kept=True)
             finally:
                 self._transaction = outer
+
+    def after_commit(self, call: Callable[[], object]) -> None:
+        """Call a function after this thread's outermost open transaction is kept, or at once without one.
+
+        The rollback of any transaction around this call discards the function.
+        """
+        opened = self.open_transaction
+        if opened is None:
+            call()
+        else:
+            opened.after_commit.append(call)
 
     @property
     def open_transaction(self) -> MemoryTransaction | None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -322,8 +323,13 @@ class TenantScope:
             )
 
     def announce(self, session_id: str, signals: Sequence[Signal], **details: Any) -> None:
-        """Send signals. Call this without the lock: a receiver may wait for another thread that writes."""
-        send_signals(None, signals=signals, session_id=session_id, tenant=self.tenant, **details)
+        """Send signals after the open transaction is kept, or immediately if there is none.
+
+        Call this without the lock: a receiver may wait for another thread that writes.
+        """
+        if signals:
+            details |= {"signals": signals, "session_id": session_id, "tenant": self.tenant}
+            self.world.after_commit(partial(send_signals, None, **details))
 
     def is_held(self, session_id: str, token: int | None) -> bool:
         """Return whether the session's lock is held with this token."""

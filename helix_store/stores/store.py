@@ -706,7 +706,7 @@ class InMemoryStore(StoreBase):
 
         Other threads wait until it ends, and so do asynchronous calls of other tasks, for up to 30 seconds
         (see `Store.transaction`). An exception restores the data of all stores of the world and propagates.
-        Signals are sent during the block.
+        Signals are sent after the outermost block; those of a block that is rolled back are discarded.
         """
         # A table is saved only if it existed before the block.
         _ = self.locks, self.usage, self.budgets, self.streams

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 from django.dispatch import Signal
 from django.test.utils import override_settings
@@ -603,3 +605,126 @@ def _cause_all(store: DatabaseStateStore) -> None:
 def test_every_signal_is_documented() -> None:
     named = {name: value for name, value in vars(signals).items() if type(value) is Signal}
     assert sorted(named) == sorted((*NAMES, *ELSEWHERE)) == sorted(signals.__all__)
+
+
+# --- Transactions of the caller, also in memory --------------------------------------------------------
+
+
+class Undo(Exception):
+    """An error of the caller's own, which rolls a block back."""
+
+
+def _write(store: Store, session_id: str) -> None:
+    """Send a signal of each kind of write."""
+    store.post_message(session_id, MESSAGE)
+    store.suspend(session_id, kind="suspended_client_tool", context={}, pending={session_id: ASK})
+    store.submit_tool_result(session_id, session_id, result=1)
+    store.update_status(session_id, "failed", failure_reason=SESSION_EXPIRED)
+
+
+_OF_WRITE: Final = (
+    "session_posted",
+    "session_waiting",
+    "session_answered",
+    "session_failed",
+    "session_expired",
+)
+
+
+def _in_blocks(store: Store, sent: list[tuple[str, str]], *, undo_inner: bool, undo_outer: bool) -> None:
+    """Write before, in and after an inner block. The inner block has another one in it, which is kept."""
+    with suppress(Undo), store._stores.transaction():
+        _write(store, "first")
+        with suppress(Undo), store._stores.transaction():
+            _write(store, "inner")
+            with store._stores.transaction():
+                _write(store, "innermost")
+            if undo_inner:
+                raise Undo
+        _write(store, "last")
+        assert sent == []
+        if undo_outer:
+            raise Undo
+
+
+@for_each(
+    ("undo_inner", "undo_outer", "kept"),
+    [
+        (False, False, ["first", "inner", "innermost", "last"]),
+        (True, False, ["first", "last"]),
+        (False, True, []),
+        (True, True, []),
+    ],
+)
+def test_signals_are_sent_in_order_after_the_outermost_transaction(
+    store: Store, undo_inner: bool, undo_outer: bool, kept: list[str]
+) -> None:
+    for session_id in ("first", "inner", "innermost", "last"):
+        store.create_session(session_id, agent_type="agent")
+    sent: list[tuple[str, str]] = []
+    with _connected(sent):
+        _in_blocks(store, sent, undo_inner=undo_inner, undo_outer=undo_outer)
+    assert sent == [(name, session_id) for session_id in kept for name in _OF_WRITE]
+
+
+def test_signals_of_an_async_transaction_are_sent_after_it(store: Store) -> None:
+    sent: list[tuple[str, str]] = []
+    for session_id in ("kept", "lost"):
+        store.create_session(session_id, agent_type="agent")
+
+    async def post() -> None:
+        for session_id in ("kept", "lost"):
+            with suppress(Undo):
+                async with store._stores.transaction():
+                    await store.apost_message(session_id, MESSAGE)
+                    assert ("session_posted", session_id) not in sent
+                    if session_id == "lost":
+                        raise Undo
+
+    with _connected(sent):
+        async_to_sync(post)()
+    assert sent == [("session_posted", "kept")]
+
+
+def test_an_error_of_a_receiver_after_a_transaction_reaches_nobody(store: Store) -> None:
+    """The other receivers are called, and a receiver may write and open transactions itself."""
+    sent: list[tuple[str, str]] = []
+
+    def fails(**_: Any) -> None:
+        raise Undo
+
+    def posts(session_id: str, **_: Any) -> None:
+        if session_id == "first":
+            with store._stores.transaction():
+                store.post_message("second", MESSAGE)
+
+    for session_id in ("first", "second"):
+        store.create_session(session_id, agent_type="agent")
+    signals.session_posted.connect(fails)
+    signals.session_posted.connect(posts)
+    try:
+        with _connected(sent), store._stores.transaction():
+            store.post_message("first", MESSAGE)
+            assert len(store.list_posts("second").items) == 0
+    finally:
+        assert signals.session_posted.disconnect(fails)
+        assert signals.session_posted.disconnect(posts)
+    assert sorted(sent) == [("session_posted", "first"), ("session_posted", "second")]
+    assert [len(store.list_posts(each).items) for each in ("first", "second")] == [1, 1]
+
+
+@contextmanager
+def _connected(sent: list[tuple[str, str]]) -> Iterator[None]:
+    """Collect the names of signals and the ids of sessions that are sent in a block."""
+
+    def receiver(name: str) -> Callable[..., None]:
+        return lambda session_id, **_: sent.append((name, session_id))
+
+    receivers = {name: receiver(name) for name in (*NAMES, *ELSEWHERE)}
+    for name, receive in receivers.items():
+        getattr(signals, name).connect(receive)
+    try:
+        yield
+    finally:
+        for name, receive in receivers.items():
+            assert getattr(signals, name).disconnect(receive)
