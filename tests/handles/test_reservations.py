@@ -233,14 +233,16 @@ _REFUSALS = [
 def _enter_refused(store: AnyStore, session: SessionHandle, form: str, estimate: dict[str, Any]) -> None:
     async def enter() -> None:
         async with session.turn(**estimate) as turn:
-            assert isinstance(turn.stopped_by, BudgetExceeded) and not turn.is_active
+            assert isinstance(turn.stopped_by, BudgetExceeded)
+            assert not turn.is_active
 
     if form == "async":
         async_to_sync(enter)()
         return
-    with store.transaction() if form == "in a transaction" else nullcontext():
-        with session.turn(**estimate) as turn:
-            assert isinstance(turn.stopped_by, BudgetExceeded) and not turn.is_active
+    block = store.transaction() if form == "in a transaction" else nullcontext()
+    with block, session.turn(**estimate) as turn:
+        assert isinstance(turn.stopped_by, BudgetExceeded)
+        assert not turn.is_active
 
 
 @for_each(("status", "scope", "estimate", "form"), _REFUSALS)
@@ -251,7 +253,7 @@ def test_a_turn_that_is_refused_at_its_entry_leaves_the_session_as_it_is(
     session = store.new_session("refused", agent_type="agent", user_id="ada")
     _STATUSES[status](store, session)
     # Without an estimate, only a limit that is used up stops a turn.
-    limits = {"limit_usd": 100, "limit_tokens": 100 if estimate != "none" else 0}
+    limits: dict[str, Any] = {"limit_usd": 100, "limit_tokens": 100 if estimate != "none" else 0}
     store.budgets.set_budget("small", **_SCOPES[scope], **limits)
     before, known = session.load(), len(store.sessions.list_runs(session.id))
     for number in (1, 2):
