@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import resource
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from django.db.models import OuterRef, Subquery
 
 from helix_store.core import moments
-from helix_store.models import Checkpoint, Lock, Message, Session
+from helix_store.core.types import CheckpointSource
+from helix_store.models import Checkpoint, CheckpointKind, Lock, Message, Session
+from helix_store.sessions.state import root_session
 from helix_store.transfer import DatabaseSource, ExportFile, ExportSummary, import_units, write_export
 from tests.databases import CommittedDatabase, fresh_tenant
 from tests.processes import WorkerProcess
@@ -43,15 +46,7 @@ def _add_sessions(alias: str, tenant: str, first: int, last: int) -> None:
     at = moments.now()
     for start in range(first, last, 1_000):
         sessions = Session.objects.using(alias).bulk_create(
-            Session(
-                tenant=tenant,
-                session_id=f"session-{number:06}",
-                agent_type="agent",
-                status="active",
-                message_count=2,
-                created_at=at,
-                updated_at=at,
-            )
+            _session(tenant, f"session-{number:06}", message_count=2, at=at)
             for number in range(start, min(start + 1_000, last))
         )
         _add_states(alias, sessions)
@@ -65,28 +60,37 @@ def _add_sessions(alias: str, tenant: str, first: int, last: int) -> None:
         )
 
 
+def _session(tenant: str, session_id: str, *, message_count: int, at: datetime) -> Session:
+    columns = root_session(session_id, "agent").encoded.columns
+    columns |= {"root_session_id": session_id, "message_count": message_count}
+    return Session(tenant=tenant, session_id=session_id, created_at=at, updated_at=at, **columns)
+
+
 def _add_states(alias: str, sessions: list[Session]) -> None:
-    Checkpoint.objects.using(alias).bulk_create(
-        Checkpoint(
-            session=each, kind="state", version=1, source="input", payload="{}", created_at=each.created_at
-        )
-        for each in sessions
-    )
+    """The states of new sessions, as the store writes them."""
+    Checkpoint.objects.using(alias).bulk_create(_state(each) for each in sessions)
     state = Checkpoint.objects.using(alias).filter(session=OuterRef("pk")).values("pk")[:1]
     Session.objects.using(alias).filter(pk__in=[each.pk for each in sessions]).update(current=Subquery(state))
 
 
+def _state(session: Session) -> Checkpoint:
+    encoded = root_session(session.session_id, session.agent_type).encoded
+    return Checkpoint(
+        session=session,
+        kind=CheckpointKind.STATE,
+        version=1,
+        source=CheckpointSource.INPUT.value,
+        payload=encoded.payload,
+        envelope=encoded.envelope,
+        size_bytes=encoded.size_bytes,
+        created_at=session.created_at,
+    )
+
+
 def _long_session(alias: str, tenant: str, messages: int) -> None:
     at = moments.now()
-    session = Session.objects.using(alias).create(
-        tenant=tenant,
-        session_id="long",
-        agent_type="agent",
-        status="active",
-        message_count=messages,
-        created_at=at,
-        updated_at=at,
-    )
+    session = _session(tenant, "long", message_count=messages, at=at)
+    session.save(using=alias, force_insert=True)
     _add_states(alias, [session])
     for start in range(0, messages, 1_000):
         Message.objects.using(alias).bulk_create(
