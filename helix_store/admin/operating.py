@@ -236,13 +236,9 @@ class OperatedAdmin(ReadOnlyAdmin):
         losses: Sequence[tuple[Any, str]] = (),
     ) -> HttpResponse:
         """Return the form of an operation, with its effect and the rows that it would change."""
-        form.label_suffix = ""
         all_lines = [line for page in difference_pages(changes) for line in page]
         lines = all_lines[:_LINES_SHOWN]
         context = {
-            "title": operation.label,
-            "operation": operation,
-            "form": form,
             "losses": losses,
             "difference": {"lines": lines, "has_more": len(lines) < len(all_lines)},
             "rows": [
@@ -252,7 +248,19 @@ class OperatedAdmin(ReadOnlyAdmin):
             "hidden": hidden,
             "back": back,
         }
-        return self.rendered(request, "admin/helix_store/operation.html", context)
+        return self._form_page(request, "admin/helix_store/operation.html", operation, form, context)
+
+    def _form_page(
+        self,
+        request: HttpRequest,
+        template: str,
+        operation: Action,
+        form: forms.Form,
+        context: Mapping[str, Any],
+    ) -> HttpResponse:
+        form.label_suffix = ""
+        shared = {"title": operation.label, "operation": operation, "form": form}
+        return self.rendered(request, template, {**shared, **context})
 
     def name_of(self, row: Any) -> str:
         """Return what people call a row that an operation would change, or nothing if it only has an id."""
@@ -299,11 +307,7 @@ class OperatedAdmin(ReadOnlyAdmin):
     def _page_of_all(
         self, request: HttpRequest, operation: Action, form: forms.Form, name: str, progress: Progress
     ) -> HttpResponse:
-        form.label_suffix = ""
         context = {
-            "title": operation.label,
-            "operation": operation,
-            "form": form,
             "progress": progress,
             "hidden": [
                 # Django runs an action only if a row is selected.
@@ -313,7 +317,7 @@ class OperatedAdmin(ReadOnlyAdmin):
             ],
             "back": request.get_full_path(),
         }
-        return self.rendered(request, "admin/helix_store/operation_on_all.html", context)
+        return self._form_page(request, "admin/helix_store/operation_on_all.html", operation, form, context)
 
 
 @dataclass(slots=True, kw_only=True)

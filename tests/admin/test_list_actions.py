@@ -21,6 +21,7 @@ from helix_store.models import Lock, Session, Stream
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from tests.admin.conftest import Browser
 from tests.admin.rows import store_of, write_session
+from tests.cells import Cells
 
 
 def _post(browser: Browser, model: type[Model], action: str, rows: list[Any], **fields: str) -> Any:
@@ -55,6 +56,22 @@ def test_a_question_names_the_sessions_as_people_do(browser: Browser) -> None:
         browser.client.get(reverse("admin:helix_store_session_operation", args=[row.pk, "delete-session"])),
     ):
         assert 'The trip &lt;b&gt; <code class="helix-id">s</code>' in page.content.decode()
+
+
+def test_the_labels_of_an_operation_end_without_a_colon(sqlite_browser: Browser) -> None:
+    rows = _sessions(sqlite_browser, "one")
+    of_one = reverse("admin:helix_store_session_operation", args=[rows[0].pk, "interrupt"])
+    pages = {
+        "of one row": sqlite_browser.client.get(of_one),
+        "of selected rows": _post(sqlite_browser, Session, "interrupt", rows),
+        "of all rows": _post(sqlite_browser, Session, "interrupt", rows, select_across="1", index="0"),
+    }
+    with Cells() as cells:
+        for name, page in pages.items():
+            with cells.check(name):
+                labels = re.findall(r"<label[^>]*>\s*(.*?)\s*</label>", page.content.decode(), re.DOTALL)
+                assert labels
+                assert not [label for label in labels if label.endswith(":")]
 
 
 def test_sessions_are_interrupted_after_a_question(browser: Browser) -> None:
