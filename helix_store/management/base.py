@@ -45,6 +45,7 @@ from helix_store.management.output import (
     Table,
     cell,
     encodable,
+    has_width,
     pairs,
     table,
     terminal_width,
@@ -132,12 +133,13 @@ class StoreCommand(BaseCommand):
 
     @property
     def layout(self) -> Layout:
-        """The layout of tables: as wide as the terminal unless ``--wide`` is given. Colours are off if there
-        is no terminal, and with ``--no-color``, ``NO_COLOR`` or ``DJANGO_COLORS``.
+        """The layout of tables: as wide as the terminal, or ``COLUMNS``, unless ``--wide`` is given. Colours
+        are off if there is no terminal, and with ``--no-color``, ``NO_COLOR`` or ``DJANGO_COLORS``.
         """
-        width = None if self._is_wide else terminal_width()
+        width = terminal_width() if has_width(self.stdout) and not self._is_wide else None
         is_allowed = self._forces_colour or (self.stdout.isatty() and not os.environ.get("NO_COLOR"))
-        return Layout(width, has_colours=is_allowed and self.style.SUCCESS("x") != "x")
+        has_colours = is_allowed and self.style.SUCCESS("x") != "x"
+        return Layout(width, has_colours, is_whole=self._is_wide)
 
     def takes_one_database(self, options: Mapping[str, Any]) -> bool:
         """Return whether the command reads or writes one file, and so cannot use several databases."""

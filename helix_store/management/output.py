@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import shutil
 import time
@@ -15,6 +16,8 @@ from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
 from os.path import commonprefix
 from typing import Any, ClassVar, Final, Literal, Self
+
+from django.core.management.base import OutputWrapper
 
 from helix_store.core import moments, validation
 from helix_store.core.transcript import KEPT_IN_PROSE, SPACES, is_invisible
@@ -210,16 +213,26 @@ STATUS_STYLES: Final = {status: _STYLES[tone] for status, tone in TONES.items()}
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal: ``COLUMNS``, or the reported width, or 80 without a terminal."""
+    """Return the width of the terminal: ``COLUMNS``, or the reported width, or 80 if it is unknown."""
     return max(shutil.get_terminal_size(fallback=(80, 24)).columns, _SMALLEST_WIDTH)
+
+
+def has_width(stream: OutputWrapper) -> bool:
+    """Return whether the lines of a stream have a width: in a terminal, or if ``COLUMNS`` is set."""
+    # A pipe or a file gets whole cells, because a cut id can neither be found nor passed on.
+    columns = os.environ.get("COLUMNS", "")
+    return stream.isatty() or (columns.isdecimal() and int(columns) > 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The number of cells that a line may take (``None`` for any number), and whether text is coloured."""
+    """The number of cells that a line may take (``None`` for any number), whether text is coloured, and
+    whether long results and documents are printed as a whole.
+    """
 
     width: int | None = None
     has_colours: bool = False
+    is_whole: bool = False
 
     def coloured(self, text: str, *styles: Style | None) -> str:
         """Return visible text in colour, or unchanged if colours are off or there is no style."""

@@ -20,7 +20,6 @@ from helix_store.management.output import (
     Style,
     bar,
     cell,
-    cut,
     pairs,
     table,
     visible,
@@ -283,13 +282,11 @@ _PATH_COLUMNS: Final = (
 _UNREADABLE: Final = Part(kind="other", text="", name="This message cannot be read.")
 
 
-def json_lines(value: Any, width: int | None, *, indent: str = "  ", limit: int | None = None) -> list[str]:
-    """Return a value as indented JSON that is safe in a terminal. It is cut unless ``width`` is ``None``."""
+def json_lines(value: Any, layout: Layout, *, indent: str = "  ", limit: int | None = None) -> list[str]:
+    """Return a value as indented JSON that is safe in a terminal, with at most ``limit`` lines."""
     text = visible_json(json.dumps(value, indent=2, ensure_ascii=False))
     lines = [indent + line for line in text.split("\n")]
-    if width is None:
-        return lines
-    return [cut(line, width) for line in capped(lines, limit)]
+    return [layout.fitted(line) for line in capped(lines, None if layout.is_whole else limit)]
 
 
 def session_sections(report: SessionReport, layout: Layout) -> Iterator[str]:
@@ -482,7 +479,7 @@ def _json_sections(state: SessionState, layout: Layout) -> Iterator[str]:
     }
     for heading, document in documents.items():
         if document not in (None, {}, []):
-            lines = json_lines(document, layout.width, limit=_LINES_OF_JSON)
+            lines = json_lines(document, layout, limit=_LINES_OF_JSON)
             yield _section(heading, "\n".join(lines), layout)
 
 
@@ -550,7 +547,7 @@ def _facts(node: TreeNode) -> Iterator[str]:
 def conversation(turns: Iterable[Turn], layout: Layout, cut: Collection[int] = ()) -> Iterator[str]:
     """Yield one block of text per message, with its sequence number and role above it.
 
-    The result of a call is printed below it. Long results are cut, unless the width is ``None``. Of messages
+    The result of a call is printed below it. Long results are cut, unless the layout is whole. Of messages
     whose numbers are in ``cut``, only the start was read.
     """
     for turn in turns:
@@ -583,12 +580,12 @@ def _lines(part: Part, layout: Layout) -> list[str]:
 
 
 def _rest_lines(part: Part, layout: Layout, indent: str) -> list[str]:
-    """Return the other fields of a part, cut to one line unless the width is ``None``."""
+    """Return the other fields of a part, cut to one line unless the layout is whole."""
     if not part.rest:
         return []
     lines = [f"{indent}+ {visible(line)}" for line in part.rest.split("\n")]
-    if layout.width is not None:
-        lines = [cut(f"{indent}{' '.join(line.strip() for line in lines)}", layout.width)]
+    if not layout.is_whole:
+        lines = [layout.fitted(f"{indent}{' '.join(line.strip() for line in lines)}")]
     return [layout.coloured(line, "dim") for line in lines]
 
 
@@ -602,4 +599,4 @@ def _result_lines(part: Part, layout: Layout) -> list[str]:
 
 
 def _limit(layout: Layout) -> int | None:
-    return None if layout.width is None else _LINES_OF_RESULT
+    return None if layout.is_whole else _LINES_OF_RESULT

@@ -427,7 +427,8 @@ def test_a_tree_shows_who_started_whom(sample: CommittedDatabase) -> None:
 
 
 @pytest.mark.thorough
-def test_a_deep_tree_is_no_problem(empty_db: CommittedDatabase) -> None:
+def test_a_deep_tree_is_no_problem(empty_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     store = store_of(empty_db)
     parent = None
     for depth in range(120):

@@ -26,8 +26,8 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 
 
-def blocks(width: int | None = 60, *, has_colours: bool = False) -> list[str]:
-    return list(conversation(turns(enumerate(MESSAGES, start=7)), Layout(width, has_colours)))
+def blocks(layout: Layout = Layout(60)) -> list[str]:  # noqa: B008  it is frozen
+    return list(conversation(turns(enumerate(MESSAGES, start=7)), layout))
 
 
 def test_a_conversation_can_be_read() -> None:
@@ -53,14 +53,15 @@ def test_a_conversation_can_be_read() -> None:
 
 
 def test_long_results_are_cut_unless_the_output_is_wide() -> None:
-    assert "      … 13 more lines; --wide prints them" in blocks()[1].splitlines()
-    wide = blocks(width=None)
+    for layout in (Layout(60), Layout()):
+        assert "      … 13 more lines; --wide prints them" in blocks(layout)[1].splitlines()
+    wide = blocks(Layout(is_whole=True))
     assert "hour 23: rain" in wide[1]
     assert len(wide[0].splitlines()) == 2
 
 
 def test_thinking_is_dimmed() -> None:
-    coloured = blocks(has_colours=True)[1]
+    coloured = blocks(Layout(60, has_colours=True))[1]
     assert "\x1b[2m    I look it up.\x1b[0m" in coloured
     assert "\x1b[1;32m8  assistant\x1b[0m" in coloured
 

@@ -121,7 +121,7 @@ class Command(ActingCommand):
         # Only --format json includes the tracing context.
         state = shown_state(found.state)
         shown = {name: value for name, value in state.items() if value not in (None, {}, [], "")}
-        self.write_text("\n".join(["", *json_lines(shown, self.layout.width, indent="")]))
+        self.write_text("\n".join(["", *json_lines(shown, self.layout, indent="")]))
 
     def _diff(self, options: dict[str, Any]) -> None:
         """Compare the states of two checkpoints, of the same session or of two sessions."""

@@ -227,7 +227,7 @@ class Command(ActingCommand):
                 self.write_text(f"{block}\n\n")
             return
         newest = options["messages"]
-        is_whole = newest is not None and (self.is_json or self.layout.width is None)
+        is_whole = newest is not None and (self.is_json or self.layout.is_whole)
         report = session_report(
             store, session_id, limit=options["limit"], messages=None if is_whole else newest
         )
