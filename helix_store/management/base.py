@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import (
@@ -77,9 +77,16 @@ class StoreParser(CommandParser):
 
     Only strings in the form of an option are options: ``-h``, ``-v`` and lower-case words after two dashes.
     An id in that form, such as ``--work``, must follow ``--``. ``parsed`` has the last parsed values.
+
+    An error ends the process with 2. Within `call_command` it raises `WrongUsage`.
     """
 
     parsed: Mapping[str, Any] = {}
+
+    def error(self, message: str) -> NoReturn:
+        if not self.called_from_command_line:
+            raise WrongUsage(f"Error: {message}")
+        super().error(message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found = super().parse_args(args, namespace)

@@ -176,6 +176,27 @@ def test_a_wrong_value_names_the_option(
     assert caught.value.returncode == 2
 
 
+WORDS: Final = [
+    *(f"{title} --no-such-option" for title in PARSERS),
+    *(f"{title} --format xml" for title in PARSERS),
+    *(f"{title} --verbosity many" for title in PARSERS),
+    *sorted({title.split()[0] for title in PARSERS if " " in title}),
+    *(f"{title.split()[0]} no-such-part" for title in PARSERS if title.endswith(" list")),
+    "helix_checkpoints prune",
+    "helix_checkpoints prune --keep -1",
+    "helix_sessions list --parent a --roots",
+    "helix_sessions show",
+    "helix_usage --since yesterday",
+]
+
+
+@for_each("words", WORDS)
+def test_wrong_usage_in_strings_has_the_code_of_the_command_line(words: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        call_command(*words.split(), stdout=io.StringIO(), stderr=io.StringIO())
+    assert caught.value.returncode == 2
+
+
 @for_each(
     ("command", "options"),
     [
