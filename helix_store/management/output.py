@@ -144,36 +144,50 @@ def _end(text: str, width: int) -> str:
     return text[start:]
 
 
-_AGE: Final = re.compile(r"([0-9]{1,9})([smhdw])")
+_AGE: Final = re.compile(r"([0-9]{1,9})([smhdw])|([0-9]{1,7})")
+"""A number alone is days. With eight digits it would be a date."""
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_EXPECTED: Final = "expected an age (90s, 30m, 12h, 7d, 2w) or a date (2026-11-20, 2026-11-20T09:00+09:00)"
+_AN_AGE: Final = "expected an age (90s, 30m, 12h, 7d, 2w; a number alone is days)"
+_A_DATE: Final = "a date (2026-11-20, 2026-11-20T09:00+09:00)"
 
 
-def time_or_age(given: str | datetime | timedelta) -> datetime | timedelta:
+def time_or_age(given: str | int | datetime | timedelta) -> datetime | timedelta:
     """Parse a time or an age for argparse. A time without an offset is naive; `moment_of` adds the zone."""
-    value = given if isinstance(given, datetime | timedelta) else _parsed_time_or_age(given)
-    if isinstance(value, timedelta) and not validation.is_age(value):
+    if isinstance(given, datetime):
+        return given
+    found = _parsed_age(given)
+    if found is not None or isinstance(given, int | timedelta):
+        return age(given)
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{_AN_AGE} or {_A_DATE}, got {given!r}") from None
+
+
+def age(given: str | int | timedelta) -> timedelta:
+    """Parse an age for argparse."""
+    found = _parsed_age(given)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{_AN_AGE}, got {given!r}")
+    if not validation.is_age(found):
         raise argparse.ArgumentTypeError(f"an age is at most a hundred years, got {given!r}")
-    return value
+    return found
 
 
-def _parsed_time_or_age(text: str) -> datetime | timedelta:
-    age = _AGE.fullmatch(text)
+def _parsed_age(given: Any) -> timedelta | None:
+    """Return a duration of any length, or ``None`` if the value is not in the form of an age."""
+    if isinstance(given, timedelta):
+        return given
     try:
-        return timedelta(**{_UNITS[age[2]]: int(age[1])}) if age else datetime.fromisoformat(text)
-    except (OverflowError, ValueError):
-        raise argparse.ArgumentTypeError(f"{_EXPECTED}, got {text!r}") from None
-
-
-def age_in_days(given: str | int | timedelta) -> timedelta:
-    """Parse a whole number of days for argparse."""
-    try:
-        age = given if isinstance(given, timedelta) else timedelta(days=whole_number(given))
-    except (OverflowError, ValueError):
-        age = timedelta(-1)
-    if not validation.is_age(age):
-        raise argparse.ArgumentTypeError(f"expected a number of days, at most a hundred years, got {given!r}")
-    return age
+        if type(given) is int:
+            return timedelta(days=given)
+        found = _AGE.fullmatch(given)
+        if found is None:
+            return None
+        number, unit, days = found.groups()
+        return timedelta(days=int(days)) if days else timedelta(**{_UNITS[unit]: int(number)})
+    except OverflowError:
+        return timedelta.max
 
 
 def whole_number(given: str | int) -> int:

@@ -140,6 +140,27 @@ def test_a_string_is_converted_as_argparse_does(title: str, action: argparse.Act
     assert accepted
 
 
+def test_every_option_that_takes_an_age_takes_days_without_a_unit() -> None:
+    found = [(title, action) for title, action in VALUES if _is_of_ages(action)]
+    assert [f"{title} {action.option_strings[0]}" for title, action in found] == [
+        "cleanup_expired_sessions --delete-after",
+        "helix_checkpoints prune --older-than",
+        "helix_streams prune --older-than",
+        "helix_usage --since",
+        "helix_usage --until",
+    ]
+    for title, action in found:
+        for given in ("7", 7, "7d", "1w", "168h"):
+            assert converted(title, action, given) == timedelta(days=7)
+
+
+def _is_of_ages(action: argparse.Action) -> bool:
+    try:
+        return callable(action.type) and isinstance(action.type("7d"), timedelta)
+    except (argparse.ArgumentTypeError, ValueError):
+        return False
+
+
 @for_each(("title", "action"), OPTIONS, ids=lambda each: getattr(each, "dest", each))
 def test_a_value_of_another_type_is_wrong_usage(title: str, action: argparse.Action) -> None:
     # A value of Python is JSON already.
@@ -162,7 +183,8 @@ CALLS: Final[list[tuple[str, dict[str, Any], str]]] = [
     ("helix_import", {"source": "obsku"}, "--from: expected 2 values, got 'obsku'"),
     ("helix_sessions list", {"offset": -1}, "--offset: expected a whole number from 0, got -1"),
     ("helix_sessions list", {"created_from": 5}, "--created-from: invalid value 5"),
-    ("helix_checkpoints prune", {"keep": 1, "older_than": "x"}, "--older-than: expected a number of days"),
+    ("helix_checkpoints prune", {"keep": 1, "older_than": "x"}, "--older-than: expected an age"),
+    ("cleanup_expired_sessions", {"delete_after": "2026-01-01"}, "--delete-after: expected an age"),
 ]
 
 

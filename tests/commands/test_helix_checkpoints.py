@@ -319,6 +319,10 @@ def test_a_prune_by_age_takes_no_newer_checkpoint(empty_db: CommittedDatabase) -
     write_steps(empty_db, "session", 5)
     old = Checkpoint.objects.using(empty_db.alias).filter(step_count__lte=3)
     old.update(created_at=moments.now() - timedelta(days=8))
+    yesterday = (moments.now() - timedelta(days=1)).date().isoformat()
+    for older_than, expected in (("7", 3), ("7d", 3), ("2w", 0), (yesterday, 3), ("2020-01-01", 0)):
+        arguments = ["prune", "--older-than", older_than, "--format", "json", "--keep"]
+        assert checkpoints(empty_db, *arguments, "0", "--dry-run").data["checkpoints"] == expected
     arguments = ["prune", "--older-than", "7", "--format", "json", "--keep"]
     assert checkpoints(empty_db, *arguments, "4", "--dry-run").data["checkpoints"] == 1
     assert checkpoints(empty_db, *arguments, "4").data["checkpoints"] == 1

@@ -262,7 +262,7 @@ def test_wrong_usage_is_exit_code_two(filled: str, arguments: list[str]) -> None
     [
         ["--by", "kind"],
         ["--since", "yesterday"],
-        ["--since", "7"],
+        ["--since", "7 d"],
         ["--until", "-7d"],
         ["--until", "40000d"],
         ["--since", "999999999w"],

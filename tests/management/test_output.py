@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
+import argparse
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import pytest
 from django.test import override_settings
@@ -15,14 +17,17 @@ from helix_store.management.output import (
     Column,
     Layout,
     ProgressBar,
+    age,
     bar,
     cell,
     pairs,
     table,
     terminal_width,
+    time_or_age,
     width_of,
 )
 from helix_store.reports.payloads import epoch_moment, moment
+from tests.cells import for_each
 
 NOON = datetime(2026, 11, 22, 12, 0, 30, tzinfo=UTC)
 ON = Layout(80, has_colours=True)
@@ -214,3 +219,50 @@ def test_progress_is_silent_when_it_is_short_or_told_to() -> None:
     with ProgressBar(written.append, unit="x", is_terminal=True, clock=Clock()) as short:
         short.update(100)
     assert written == []
+
+
+DAY = timedelta(days=1)
+DATE = datetime.fromisoformat("2026-11-20")
+AGES: Final[dict[str | int | timedelta, timedelta | None]] = {
+    "0": timedelta(),
+    "30": 30 * DAY,
+    "30d": 30 * DAY,
+    "036525": 36_525 * DAY,
+    "90s": timedelta(seconds=90),
+    "30m": timedelta(minutes=30),
+    "12h": DAY / 2,
+    "2w": 14 * DAY,
+    7: 7 * DAY,
+    DAY: DAY,
+    "36526": None,
+    "9999999": None,
+    "999999999w": None,
+    10**30: None,
+    -1: None,
+    -DAY: None,
+    "-1": None,
+    "1.5": None,
+    "1 d": None,
+    "d": None,
+    "": None,
+    "\N{ARABIC-INDIC DIGIT ONE}": None,
+}
+
+
+@for_each("parse", [age, time_or_age])
+@for_each("given", AGES)
+def test_a_number_alone_is_an_age_in_days(parse: Callable[[Any], Any], given: str | int | timedelta) -> None:
+    expected = AGES[given]
+    if expected is not None:
+        assert parse(given) == expected
+        return
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse(given)
+
+
+@for_each("given", ["20261120", "2026-11-20", "2026-11-20T00:00", DATE])
+def test_eight_digits_are_a_date_and_no_age(given: str | datetime) -> None:
+    assert time_or_age(given) == DATE
+    if isinstance(given, str):
+        with pytest.raises(argparse.ArgumentTypeError):
+            age(given)

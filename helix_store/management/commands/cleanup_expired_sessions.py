@@ -15,7 +15,7 @@ from helix_store.cleanup import CleanupDetails, CleanupSummary, expired_session_
 from helix_store.cleanup.workspaces import SessionKey
 from helix_store.core.types import PendingToolCall
 from helix_store.management.base import StoreCommand, at_least
-from helix_store.management.output import Column, age_in_days
+from helix_store.management.output import Column, age
 from helix_store.sessions.tool_calls import default_answer
 
 
@@ -38,9 +38,9 @@ class Command(StoreCommand):
         parser.add_argument("--limit", type=at_least(1), help="Maximum number of sessions in one round.")
         parser.add_argument(
             "--delete-after",
-            type=age_in_days,
-            metavar="DAYS",
-            help="Also delete marked sessions that expired this many days ago; their usage stays.",
+            type=age,
+            metavar="AGE",
+            help="Also delete marked sessions that expired this long ago, such as 30d; their usage stays.",
         )
         parser.add_argument(
             "--loop", type=at_least(1), metavar="SECONDS", help="Repeat until stopped, with this pause."

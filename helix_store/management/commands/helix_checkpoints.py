@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import Any, Final
 
 from helix_store.actions.sessions import BRANCH, RESTORE
-from helix_store.core import moments
 from helix_store.management.base import (
     CHECKPOINT_FORMS,
     ActingCommand,
@@ -21,9 +20,9 @@ from helix_store.management.base import (
     chosen_state,
     directory_of,
 )
-from helix_store.management.output import Style, age_in_days, pairs, visible
+from helix_store.management.output import Style, moment_of, pairs, time_or_age, visible
 from helix_store.management.session_page import CHECKPOINT_COLUMNS, json_lines
-from helix_store.reports.payloads import changes_between, comparable, moment, shown_state
+from helix_store.reports.payloads import changes_between, comparable, moment, project_zone, shown_state
 from helix_store.stores.directory import PruneSummary
 
 _STYLES: Final[dict[str, Style]] = {"+": "green", "-": "red", "@": "cyan"}
@@ -76,13 +75,16 @@ class Command(ActingCommand):
             help="Branch with the first N messages and the newest checkpoint within them.",
         )
 
-        parser = self.add_part("prune", self._prune, example="--keep 20 --older-than 30 --dry-run")
+        parser = self.add_part("prune", self._prune, example="--keep 20 --older-than 30d --dry-run")
         parser.add_argument("session_id", metavar="SESSION", nargs="?", help="Only this session.")
         parser.add_argument(
             "--keep", type=at_least(0), required=True, metavar="N", help="Keep the newest N of each session."
         )
         parser.add_argument(
-            "--older-than", type=age_in_days, metavar="DAYS", help="Delete only checkpoints older than this."
+            "--older-than",
+            type=time_or_age,
+            metavar="TIME",
+            help="Delete only checkpoints from before this date or age, such as 30d.",
         )
         parser.add_argument("--dry-run", action="store_true", help="Only count what would be deleted.")
 
@@ -165,7 +167,7 @@ class Command(ActingCommand):
     def _prune(self, options: dict[str, Any]) -> None:
         """Delete all but the newest checkpoints of each session, or of one. The current state is kept."""
         self.look_for_tenant(options)
-        age, session_id = options["older_than"], options["session_id"]
+        older_than, session_id = options["older_than"], options["session_id"]
         directory = directory_of(options)
         if session_id is not None:
             # The command does not ask, so a script may repeat it.
@@ -174,7 +176,7 @@ class Command(ActingCommand):
             directory = directory_of({**options, "tenant": store.tenant})
         sums = directory.prune_checkpoints(
             keep=options["keep"],
-            before=None if age is None else moments.now() - age,
+            before=None if older_than is None else moment_of(older_than, project_zone()),
             session_id=session_id,
             dry_run=options["dry_run"],
         )
