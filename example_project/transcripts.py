@@ -1,7 +1,8 @@
 """Recorded conversations in OpenAI chat format, replayed through a store: every assistant turn is one step.
 
-A file is a JSON array, optionally compressed with xz. Each entry is a list of messages, or an object that has
-them under ``traj`` or ``messages``; its other short values become metadata of the session.
+A conversation is a list of messages, or an object that has them under ``traj`` or ``messages``; its other
+short values become metadata of the session. A file holds one conversation, a JSON array of them, or JSON
+Lines; it may be compressed with xz.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 __all__ = ["Replayed", "Transcript", "TranscriptError", "difference", "read_transcripts", "replay"]
 
 _CHUNK: Final = 1_048_576
+_DECODER: Final = json.JSONDecoder()
+_SPACE: Final = re.compile(r"\s*")
 _SEPARATOR: Final = re.compile(r"[\s,]*")
+_LONGEST_LITERAL: Final = len("-Infinity")
 _TITLE_LENGTH: Final = 80
 
 
 class TranscriptError(ValueError):
-    """The file is not an array of conversations."""
+    """The file does not hold conversations."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,12 @@ class Replayed:
 
 def read_transcripts(path: Path) -> Iterator[Transcript]:
     """Iterate over the conversations of a file, in constant memory. Raises `TranscriptError`."""
-    name = path.name.removesuffix(".xz").removesuffix(".json")
+    name = re.sub(r"(\.jsonl?)?(\.xz)?$", "", path.name)
     try:
         with _opened(path) as stream:
-            for number, entry in enumerate(_entries(stream)):
-                yield _transcript(f"{name}-{number:04d}", entry)
-    except (ValueError, EOFError, lzma.LZMAError) as exc:
+            for number, (place, entry) in enumerate(_entries(stream)):
+                yield _transcript(f"{name}-{number:04d}", place, entry)
+    except (ValueError, EOFError, RecursionError, lzma.LZMAError) as exc:
         raise TranscriptError(f"{path.name} cannot be read: {exc}") from exc
 
 
@@ -127,35 +131,103 @@ def _opened(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig")
 
 
-def _entries(stream: TextIO) -> Iterator[Any]:
-    """Yield the entries of a JSON array, with little more than one entry in memory."""
-    read = json.JSONDecoder().raw_decode
-    buffer = stream.read(_CHUNK).lstrip()
-    if buffer[:1] != "[":
-        raise ValueError("expected a JSON array")
-    position = 1
-    while True:
-        position = _after_separator(buffer, position)
-        if buffer[position : position + 1] == "]":
-            return
-        try:
-            entry, position = read(buffer, position)
-        except json.JSONDecodeError:
-            # Doubled each time, so that a long entry is parsed only a few times.
-            more = stream.read(max(_CHUNK, len(buffer) - position))
-            if not more:
-                raise
-            buffer, position = buffer[position:] + more, 0
+class _Values:
+    """The JSON values of a text, which is read in pieces; with the place of the next one."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._buffer = ""
+        self._at = 0
+        self._line, self._column = 1, 1
+        """The place of the first character of the buffer."""
+
+    def after(self, separator: re.Pattern[str]) -> str:
+        """Go to the end of a separator. Return the character there, or nothing at the end of the text."""
+        while True:
+            self._at = cast("re.Match[str]", separator.match(self._buffer, self._at)).end()
+            if self._at < len(self._buffer):
+                return self._buffer[self._at]
+            if not self._read():
+                return ""
+
+    def skip(self) -> None:
+        """Go to the next character."""
+        self._at += 1
+
+    def value(self) -> Any:
+        """Return the next value, and go to its end. Raise `ValueError`."""
+        while True:
+            try:
+                value, self._at = _DECODER.raw_decode(self._buffer, self._at)
+            except json.JSONDecodeError as exc:
+                if not (self._may_be_cut(exc) and self._read()):
+                    raise ValueError(f"{self._place(exc.pos)}: {exc.msg}") from exc
+            else:
+                return value
+
+    @property
+    def place(self) -> str:
+        return self._place(self._at)
+
+    def _place(self, at: int) -> str:
+        line, column = self._position(at)
+        return f"line {line} column {column}"
+
+    def _position(self, at: int) -> tuple[int, int]:
+        newlines = self._buffer.count("\n", 0, at)
+        if not newlines:
+            return self._line, self._column + at
+        return self._line + newlines, at - self._buffer.rindex("\n", 0, at)
+
+    def _may_be_cut(self, problem: json.JSONDecodeError) -> bool:
+        """Return whether more text may solve a problem: that of a token at the end of the buffer."""
+        is_at_end = problem.pos > len(self._buffer) - _LONGEST_LITERAL
+        return is_at_end or problem.msg.startswith("Unterminated string")
+
+    def _read(self) -> bool:
+        """Read on, and forget what is before the position. Return whether there was more."""
+        # Doubled each time, so that a long value is parsed only a few times.
+        more = self._stream.read(max(_CHUNK, len(self._buffer) - self._at))
+        if not more:
+            return False
+        self._line, self._column = self._position(self._at)
+        self._buffer, self._at = self._buffer[self._at :] + more, 0
+        return True
+
+
+def _entries(stream: TextIO) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the value of each conversation, with little more than one of them in memory."""
+    values = _Values(stream)
+    if not values.after(_SPACE):
+        raise ValueError("the file is empty")
+    while start := values.after(_SPACE):
+        if start == "[":
+            yield from _entries_of_list(values)
         else:
-            yield entry
+            yield values.place, values.value()
 
 
-def _after_separator(text: str, position: int) -> int:
-    match = _SEPARATOR.match(text, position)
-    return position if match is None else match.end()
+def _entries_of_list(values: _Values) -> Iterator[tuple[str, Any]]:
+    """Yield the conversations of a list, or the list itself if it begins with a message."""
+    beginning, messages = values.place, list[Any]()
+    is_conversation: bool | None = None
+    values.skip()
+    while (start := values.after(_SEPARATOR)) != "]":
+        if not start:
+            raise ValueError(f"{beginning}: the list has no end")
+        place, entry = values.place, values.value()
+        if is_conversation is None:
+            is_conversation = _is_message(entry)
+        if is_conversation:
+            messages.append(entry)
+        else:
+            yield place, entry
+    values.skip()
+    if messages:
+        yield beginning, messages
 
 
-def _transcript(session_id: str, entry: Any) -> Transcript:
+def _transcript(session_id: str, place: str, entry: Any) -> Transcript:
     messages, metadata = entry, {}
     if isinstance(entry, dict):
         messages = entry.get("traj", entry.get("messages"))
@@ -164,8 +236,11 @@ def _transcript(session_id: str, entry: Any) -> Transcript:
             for key, value in entry.items()
             if isinstance(value, str | int | float)
         }
-    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
-        raise ValueError(f"entry {session_id} is not a conversation")
+    if not isinstance(messages, list):
+        raise ValueError(f'{place}: expected a list of messages, or an object with "messages"')
+    for number, message in enumerate(messages, start=1):
+        if not (isinstance(message, dict) and isinstance(message.get("role"), str)):
+            raise ValueError(f"the conversation at {place}: message {number} is not an object with a role")
     return Transcript(session_id, messages, metadata)
 
 
@@ -174,5 +249,6 @@ def _column_text(text: str) -> str:
     return "".join(character for character in text if character.isprintable())
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str)
+def _is_message(entry: Any) -> bool:
+    """Return whether an entry of a list is a message, and not a conversation."""
+    return isinstance(entry, dict) and "role" in entry and not entry.keys() & {"traj", "messages"}

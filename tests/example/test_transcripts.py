@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -56,10 +57,106 @@ def test_a_file_is_read_entry_by_entry(
     assert read[0].title == "One?"
 
 
-@for_each("text", ["", "{}", "[", "[[]", '[{"a": 1}]', "[3]", "[[3]]", '[[{"role": 1}]]', "[[{}]]", "[[[]]"])
-def test_a_file_that_holds_no_conversations_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(TranscriptError, match=r"broken\.json"):
+_OF_AN_OBJECT: Final = {"task_id": 7, "messages": CHAT}
+FILES: Final[dict[str, tuple[str, list[list[dict[str, Any]]]]]] = {
+    "no conversations": ("[]", []),
+    "a list of conversations": (json.dumps([CHAT, _OF_AN_OBJECT, [], CHAT[:1]]), [CHAT, CHAT, [], CHAT[:1]]),
+    "a list of messages": (json.dumps(CHAT), [CHAT]),
+    "a list of messages on several lines": (json.dumps(CHAT, indent=2), [CHAT]),
+    "one message": (json.dumps(CHAT[:1]), [CHAT[:1]]),
+    "an object": (json.dumps(_OF_AN_OBJECT), [CHAT]),
+    "an object on several lines": (json.dumps(_OF_AN_OBJECT, indent=2) + "\n", [CHAT]),
+    "an object with a role": (json.dumps([{"role": "pilot", "messages": CHAT}]), [CHAT]),
+    "lines of lists": (f"{json.dumps(CHAT)}\n{json.dumps(CHAT[:3])}\n", [CHAT, CHAT[:3]]),
+    "lines of objects": (
+        f"{json.dumps(_OF_AN_OBJECT)}\n\n{json.dumps({'traj': CHAT[:1]})}",
+        [CHAT, CHAT[:1]],
+    ),
+    "lines of both": (f"{json.dumps(CHAT)}\r\n{json.dumps(_OF_AN_OBJECT)}\r\n", [CHAT, CHAT]),
+    "lines of lists of conversations": (f"{json.dumps([CHAT])}\n{json.dumps([_OF_AN_OBJECT])}", [CHAT, CHAT]),
+}
+
+
+@for_each("chunk", [1, 7, 100_000])
+@for_each("kind", FILES)
+def test_a_file_holds_one_conversation_or_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, chunk: int
+) -> None:
+    monkeypatch.setattr(transcripts, "_CHUNK", chunk)
+    text, expected = FILES[kind]
+    for name in ("chats.json", "chats.jsonl", "chats.jsonl.xz", "chats"):
+        read = list(read_transcripts(_written(tmp_path / name, text)))
+        assert [each.messages for each in read] == expected
+        assert [each.session_id for each in read] == [f"chats-{number:04d}" for number in range(len(read))]
+        assert all(each.metadata.get("task_id", "7") == "7" for each in read)
+
+
+_MESSAGE: Final = '{"role": "user"}'
+REFUSED: Final = {
+    "": "empty",
+    " \n": "empty",
+    "{}": "line 1 column 1: expected a list of messages",
+    "3": "line 1 column 1: expected a list of messages",
+    _MESSAGE: "line 1 column 1: expected a list of messages",
+    "[": "line 1 column 1: the list has no end",
+    "[[]": "line 1 column 1: the list has no end",
+    f"[{_MESSAGE}": "line 1 column 1: the list has no end",
+    '[{"a": 1}]': "line 1 column 2: expected a list of messages",
+    "[3]": "line 1 column 2: expected a list of messages",
+    "[[3]]": "conversation at line 1 column 2: message 1 is not",
+    '[[{"role": 1}]]': "conversation at line 1 column 2: message 1 is not",
+    '[{"role": 1}]': "conversation at line 1 column 1: message 1 is not",
+    "[[{}]]": "conversation at line 1 column 2: message 1 is not",
+    "[[[]]": "conversation at line 1 column 2: message 1 is not",
+    f"[{_MESSAGE},\n[]]": "conversation at line 1 column 1: message 2 is not",
+    f"[[{_MESSAGE}],\n {_MESSAGE}]": "line 2 column 2: expected a list of messages",
+    f'[{_MESSAGE}]\n\n{{"messages": [{_MESSAGE}, 7]}}\n': "conversation at line 3 column 1: message 2 is not",
+    f"[{_MESSAGE}]\n{{messages}}\n": "line 2 column 2: Expecting property name",
+    f'{{"messages": [{_MESSAGE}\n{{"messages": []}}\n': "line 2 column 1: Expecting ',' delimiter",
+    f"[{_MESSAGE}] x": f"line 1 column {len(_MESSAGE) + 4}: Expecting value",
+    '{"messages": "': "line 1 column 14: Unterminated string",
+    "[" * 100_000: "recursion",
+}
+
+
+@for_each("chunk", [1, 7, 100_000])
+@for_each("text", REFUSED, ids=lambda text: text[:60])
+def test_a_file_that_holds_no_conversations_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, chunk: int
+) -> None:
+    monkeypatch.setattr(transcripts, "_CHUNK", chunk)
+    with pytest.raises(TranscriptError, match=r"broken\.json") as caught:
         list(read_transcripts(_written(tmp_path / "broken.json", text)))
+    assert REFUSED[text] in str(caught.value)
+
+
+class _Counted(io.StringIO):
+    """A text that counts what has been read."""
+
+    def read(self, size: int | None = -1) -> str:
+        self.count = getattr(self, "count", 0) + len(found := super().read(size))
+        return found
+
+
+@for_each("pattern", ["[{}]", "{}", '{"messages": {}}'], ids=repr)
+def test_a_long_file_is_read_conversation_by_conversation(
+    monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.setattr(transcripts, "_CHUNK", 4_096)
+    one = pattern.replace("{}", json.dumps(CHAT)) + "\n"
+    stream = _Counted(one * 1_000)
+    entries = transcripts._entries(stream)
+    next(entries)
+    assert stream.count <= 4_096
+    assert sum(1 for _ in entries) == 999
+
+
+def test_an_error_in_a_long_file_is_found_without_reading_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcripts, "_CHUNK", 4_096)
+    stream = _Counted("[{] " + " " * 1_000_000)
+    with pytest.raises(ValueError, match="line 1 column 3"):
+        list(transcripts._entries(stream))
+    assert stream.count <= 4_096
 
 
 def test_a_damaged_compressed_file_is_refused(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ class Command(BaseCommand):
             const=SAMPLE,
             metavar="FILE",
             help=(
-                "Replay recorded conversations in OpenAI chat format (.json or .json.xz) instead; "
-                "without FILE a small sample."
+                "Replay recorded conversations in OpenAI chat format (JSON or JSON Lines, plain or .xz) "
+                "instead; without FILE a small sample."
             ),
         )
         parser.add_argument(
