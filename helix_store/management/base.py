@@ -98,6 +98,11 @@ class StoreParser(CommandParser):
             return None
         return super()._parse_optional(arg_string)
 
+    def _get_option_tuples(self, option_string: str) -> Any:
+        """Return what an abbreviation may mean. Several names of one value are no choice."""
+        found = super()._get_option_tuples(option_string)  # type: ignore[misc]
+        return found[:1] if len({action.dest for action, *_ in found}) == 1 else found
+
 
 class StoreCommand(BaseCommand):
     """A command that writes data to stdout and progress to stderr. ``-v 0`` turns progress off.
@@ -449,6 +454,12 @@ def add_output_arguments(parser: CommandParser) -> None:
         "--all-databases", action="store_true", help="Every database that the app is migrated to."
     )
     add_format_argument(parser)
+
+
+def add_named_argument(parser: argparse._ActionsContainer, name: str, other: str, **settings: Any) -> None:
+    """Add an option with another name, which the help does not list."""
+    parser.add_argument(name, **settings)
+    parser.add_argument(other, **{**settings, "help": argparse.SUPPRESS})
 
 
 def add_format_argument(parser: CommandParser) -> None:

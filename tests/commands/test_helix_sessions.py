@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from helix_store.core import moments
+from helix_store.core.contracts import SESSION_FILTERS
 from helix_store.management.output import ProgressBar, width_of
 from helix_store.models import Checkpoint, Message, Session
 from helix_store.stores import DatabaseStateStore
-from tests.cells import for_each
+from tests.cells import Cells, for_each
 from tests.commands.running import Ended, read_by_a_program, run
 from tests.commands.sample import SAMPLE_ID, write_sample
+from tests.commands.test_help_examples import PARSERS
 from tests.databases import CommittedDatabase
 
 HEAD_KEYS = {
@@ -436,3 +438,48 @@ def test_a_deep_tree_is_no_problem(empty_db: CommittedDatabase, monkeypatch: pyt
     ended = sessions(empty_db, "tree", "level-0")
     assert len(ended.lines) == 120
     assert max(map(width_of, ended.lines)) <= 80
+
+
+# --- Other names of filters --------------------------------------------------------------------------
+
+
+def test_every_argument_of_list_sessions_is_an_option_of_its_name() -> None:
+    options = set(PARSERS["helix_sessions list"]._option_string_actions)
+    assert {f"--{name.replace('_', '-')}" for name in SESSION_FILTERS} <= options
+
+
+OTHER_NAMES: Final = {
+    "helix_sessions list --user-id user-1": "helix_sessions list --user user-1",
+    f"helix_sessions list --parent-session-id {SAMPLE_ID}": f"helix_sessions list --parent {SAMPLE_ID}",
+    f"helix_sessions list --root-session-id {SAMPLE_ID}": f"helix_sessions list --root {SAMPLE_ID}",
+    "helix_sessions list --workspace-id w": "helix_sessions list --workspace w",
+    "helix_sessions list --tags demo --tag x": "helix_sessions list --tag demo --tag x",
+    "helix_sessions list --tags demo --tags demo": "helix_sessions list --tag demo",
+    "helix_sessions list --par trip-1": "helix_sessions list --parent trip-1",
+    "helix_sessions list --parent-s trip-1": "helix_sessions list --parent trip-1",
+    "helix_sessions list --use=user-1": "helix_sessions list --user user-1",
+    "helix_usage --user-id user-1 --by session": "helix_usage --user user-1 --by session",
+    "helix_usage --use user-1 --by session": "helix_usage --user user-1 --by session",
+}
+
+
+def test_a_filter_has_two_names(sample: CommittedDatabase) -> None:
+    with Cells() as cells:
+        for other, usual in OTHER_NAMES.items():
+            with cells.check(other):
+                found, expected = (
+                    run(sample.alias, *words.split(), "--format", "json") for words in (other, usual)
+                )
+                assert (found.code, found.out) == (0, expected.out)
+
+
+def test_two_names_of_one_value_are_no_two_filters(sample: CommittedDatabase) -> None:
+    for words in (f"--parent-session-id {SAMPLE_ID} --roots", "--ro"):
+        assert sessions(sample, "list", *words.split()).code == 2
+
+
+@pytest.mark.parametrize("title", ["helix_sessions list", "helix_usage"])
+def test_the_help_lists_one_name_of_a_filter(title: str) -> None:
+    text = PARSERS[title].format_help()
+    assert "--user " in text
+    assert not re.findall(r"--(?:user|workspace|parent-session|root-session)-id|--tags", text)

@@ -26,6 +26,7 @@ from helix_store.management.base import (
     ActingCommand,
     WrongUsage,
     add_limit_argument,
+    add_named_argument,
     at_least,
     chosen_call,
     chosen_session,
@@ -159,10 +160,13 @@ class Command(ActingCommand):
             help="Only sessions that cannot go on for this reason, the longest first; may be repeated. "
             "It cannot be combined with other filters.",
         )
-        parser.add_argument("--user", dest="user_id", help="Only sessions of this user.")
+        # The other names are those of the arguments of `list_sessions`.
+        add_named_argument(parser, "--user", "--user-id", dest="user_id", help="Only sessions of this user.")
         family = parser.add_mutually_exclusive_group()
-        family.add_argument(
+        add_named_argument(
+            family,
             "--parent",
+            "--parent-session-id",
             dest="parent_session_id",
             metavar="ID",
             default=UNSET,
@@ -176,14 +180,29 @@ class Command(ActingCommand):
             default=UNSET,
             help="Only sessions without a parent.",
         )
-        parser.add_argument(
-            "--root", dest="root_session_id", metavar="ID", help="Only sessions in the tree with this root."
+        add_named_argument(
+            parser,
+            "--root",
+            "--root-session-id",
+            dest="root_session_id",
+            metavar="ID",
+            help="Only sessions in the tree with this root.",
         )
-        parser.add_argument(
-            "--workspace", dest="workspace_id", metavar="ID", help="Only sessions with this workspace id."
+        add_named_argument(
+            parser,
+            "--workspace",
+            "--workspace-id",
+            dest="workspace_id",
+            metavar="ID",
+            help="Only sessions with this workspace id.",
         )
-        parser.add_argument(
-            "--tag", dest="tags", action="append", help="Only sessions with this tag; may be repeated."
+        add_named_argument(
+            parser,
+            "--tag",
+            "--tags",
+            dest="tags",
+            action="append",
+            help="Only sessions with this tag; may be repeated.",
         )
         parser.add_argument(
             "--metadata",

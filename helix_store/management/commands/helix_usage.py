@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from django.core.management.base import CommandParser
 
 from helix_store.core.usage import UsageReport, UsageReportGrouping
-from helix_store.management.base import StoreCommand, WrongUsage, at_least, refuse_options
+from helix_store.management.base import StoreCommand, WrongUsage, add_named_argument, at_least, refuse_options
 from helix_store.management.output import moment_of, time_or_age, visible
 from helix_store.management.session_page import budgets_table, days_table, groups_table
 from helix_store.reports.payloads import project_zone
@@ -53,7 +53,7 @@ class Command(StoreCommand):
             "--zone", help="Time zone of days and of dates without one (default: TIME_ZONE of the project)."
         )
         parser.add_argument("--agent-type", help="Only sessions of this agent type.")
-        parser.add_argument("--user", help="Only sessions of this user.")
+        add_named_argument(parser, "--user", "--user-id", dest="user", help="Only sessions of this user.")
         parser.add_argument("--model", help="Only this model.")
         parser.add_argument(
             "--limit", type=at_least(1), metavar="N", help="Only the N highest groups, or the last N days."
