@@ -57,6 +57,12 @@ def _tables() -> list[str]:
     return [table.model._meta.db_table for table in tables()]
 
 
+_WITHOUT_PERSISTENCE: Final = {
+    "postgresql": 'Set CONN_MAX_AGE = 0 and use the pool: "OPTIONS": {"pool": True}.',
+    "sqlite": "Set CONN_MAX_AGE = 0: opening the file again costs little.",
+}
+
+
 @register("helix_store")
 def check_connections_under_asgi(only: str | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Report W005, persistent connections in an ASGI project, or I005, in one without ASGI_APPLICATION."""
@@ -66,12 +72,17 @@ def check_connections_under_asgi(only: str | None = None, **kwargs: Any) -> list
         level(
             f"The database {connection.alias!r} keeps connections open (CONN_MAX_AGE): under ASGI each "
             "request has a new thread, so connections are not reused and accumulate.",
-            hint='Set CONN_MAX_AGE = 0 and use the pool: "OPTIONS": {"pool": True}.',
+            hint=_WITHOUT_PERSISTENCE.get(connection.vendor, "Set CONN_MAX_AGE = 0."),
             id=id_,
         )
-        for connection in app_connections("postgresql", only)
-        if connection.settings_dict.get("CONN_MAX_AGE", 0) != 0
+        for connection in app_connections(None, only)
+        if connection.settings_dict.get("CONN_MAX_AGE", 0) != 0 and not _is_in_memory(connection)
     ]
+
+
+def _is_in_memory(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a database lives in its connection, which Django then never closes."""
+    return connection.vendor == "sqlite" and connection.is_in_memory_db()  # type: ignore[attr-defined]
 
 
 @register("helix_store")
@@ -320,7 +331,7 @@ def check_sqlite_settings(
     """
     messages: list[CheckMessage] = []
     for connection in app_connections("sqlite", only):
-        if connection.is_in_memory_db():  # type: ignore[attr-defined]  # a method of Django's SQLite
+        if _is_in_memory(connection):
             continue
         options = connection.settings_dict.get("OPTIONS", {})
         mode = str(options.get("transaction_mode") or "").upper()

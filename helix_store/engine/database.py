@@ -137,12 +137,15 @@ def app_aliases() -> list[str]:
     return [alias for alias in connections if router.allow_migrate_model(alias, _routed_model())]
 
 
-def app_connections(vendor: str, only: str | None = None) -> list[BaseDatabaseWrapper]:
-    """Return connections to the databases that may contain the app's tables, or to one such database."""
+def app_connections(vendor: str | None, only: str | None = None) -> list[BaseDatabaseWrapper]:
+    """Return connections to the databases that may contain the app's tables, or to one such database.
+
+    ``None`` stands for every vendor.
+    """
     return [
         connections[alias]
         for alias in app_aliases()
-        if connections[alias].vendor == vendor and only in (None, alias)
+        if vendor in (None, connections[alias].vendor) and only in (None, alias)
     ]
 
 

@@ -415,13 +415,36 @@ def sqlite_warnings() -> list[Any]:
 
 @pytest.mark.parametrize(("asgi", "expected"), [("project.asgi.app", "W005"), (None, "I005")])
 def test_w005_and_i005_persistent_connections(
-    postgres_db: CommittedDatabase, options: Any, asgi: str | None, expected: str
+    committed_db: CommittedDatabase, options: Any, asgi: str | None, expected: str
 ) -> None:
     with override_settings(ASGI_APPLICATION=asgi):
         assert checks.databases.check_connections_under_asgi() == []
         for age in (60, None):
-            options(postgres_db.alias, CONN_MAX_AGE=age)
-            assert ids(checks.databases.check_connections_under_asgi()) == [f"helix_store.{expected}"]
+            options(committed_db.alias, CONN_MAX_AGE=age)
+            (message,) = checks.databases.check_connections_under_asgi()
+            assert message.id == f"helix_store.{expected}"
+            assert ("pool" in str(message.hint)) == (committed_db.connection.vendor == "postgresql")
+            assert checks.databases.check_connections_under_asgi(only="another") == []
+
+
+def test_w005_keeps_quiet_about_a_database_in_memory(sqlite_db: CommittedDatabase, options: Any) -> None:
+    """Django never closes its connection, however old it is."""
+    options(sqlite_db.alias, CONN_MAX_AGE=None, NAME=":memory:")
+    with override_settings(ASGI_APPLICATION="project.asgi.app"):
+        assert checks.databases.check_connections_under_asgi() == []
+
+
+def test_a_new_project_on_sqlite_gets_one_warning_and_with_the_options_none(
+    sqlite_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``django-admin startproject`` writes the settings, without CONN_MAX_AGE, and served by ASGI."""
+    settings = sqlite_db.connection.settings_dict
+    assert settings["CONN_MAX_AGE"] == 0
+    for given, expected in (({}, ["helix_store.W001"]), (sqlite_options(), [])):
+        monkeypatch.setitem(settings, "OPTIONS", given)
+        with override_settings(ASGI_APPLICATION="project.asgi.app"):
+            found = [*sqlite_warnings(), *checks.databases.check_connections_under_asgi()]
+        assert ids(found) == expected
 
 
 @pytest.mark.parametrize("permission", [None, ""])
