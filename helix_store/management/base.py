@@ -84,9 +84,9 @@ class StoreParser(CommandParser):
     parsed: Mapping[str, Any] = {}
 
     def error(self, message: str) -> NoReturn:
-        if not self.called_from_command_line:
-            raise WrongUsage(f"Error: {message}")
-        super().error(message)
+        if self.called_from_command_line:
+            super().error(message)
+        raise WrongUsage(f"Error: {message}")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found = super().parse_args(args, namespace)
@@ -100,7 +100,7 @@ class StoreParser(CommandParser):
 
     def _get_option_tuples(self, option_string: str) -> Any:
         """Return what an abbreviation may mean. Several names of one value are no choice."""
-        found = super()._get_option_tuples(option_string)  # type: ignore[misc]
+        found = super()._get_option_tuples(option_string)
         return found[:1] if len({action.dest for action, *_ in found}) == 1 else found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -49,17 +49,17 @@ def filled(sqlite_db: CommittedDatabase) -> str:
     state = store.create_session(_ID, agent_type="planner", parent_session_id=_PARENT, user_id="u" * 200)
     store.start_run(_ID, _RUN)
     state.custom_state = {"value": "v" * 300}
-    said = [
+    said: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "look", "arguments": "{}"}}]},
         {"role": "tool", "tool_call_id": "c", "content": "\n".join([_RESULT] * 40)},
     ]
     step = {"step_id": "s" * 100, "step_count": 1}
     store.save_state_and_promote_staging(_ID, state, said, step, run_id=_RUN)
     store.post_message(_ID, {"role": "user", "content": "now"}, author="a" * 200)
-    state = store.load_state(_ID)
-    assert state is not None
-    state.custom_state = {"value": "w"}
-    store.save_state(_ID, state)
+    later = store.load_state(_ID)
+    assert later is not None
+    later.custom_state = {"value": "w"}
+    store.save_state(_ID, later)
     DatabaseUsageStore(alias).record_entries([{**tokens(total=5, cost_usd="0.25"), "session_id": _ID}])
     _write_stream(alias)
     Session.objects.using(alias).filter(session_id=_ID).update(version=0)
