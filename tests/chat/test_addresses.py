@@ -124,7 +124,7 @@ async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
         ("GET", "ai/unknown/stream", None, 404, ""),
         ("GET", "threads/unknown/", None, 404, ""),
         ("GET", "threads/unknown/?format=xml", None, 400, "/format"),
-        ("GET", "threads/?cursor=x", None, 400, ""),
+        ("GET", "threads/?cursor=x", None, 400, "/cursor"),
         ("GET", "threads/?limit=0", None, 400, "/limit"),
         ("PATCH", "threads/unknown/", {"title": "A"}, 404, ""),
         ("PATCH", "threads/unknown/", {"title": 1}, 400, "/title"),
@@ -136,7 +136,9 @@ async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
         ("POST", "threads/unknown/calls/c/", {"result": 1}, 404, ""),
         ("POST", "threads/unknown/calls/c/", {"approved": "yes"}, 400, "/approved"),
         ("POST", "threads/unknown/calls/c/", {"approved": True}, 400, "/digest"),
-        ("POST", "threads/unknown/calls/c/", {}, 400, ""),
+        ("POST", "threads/unknown/calls/c/", {}, 400, "/approved"),
+        ("POST", "threads/unknown/calls/c/", {"result": 1, "error": "x"}, 400, "/error"),
+        ("POST", "threads/unknown/calls/c/", {"error": 1}, 400, "/error"),
         ("PUT", "threads/", None, 405, ""),
     ]
     wrong = []
@@ -151,6 +153,69 @@ async def test_bad_input_is_refused_with_its_path(chatting: Make) -> None:
             wrong.append((method, address, body, response.status_code, told))
     assert not wrong, "\n".join(map(str, wrong))
     assert site.runs == []
+
+
+async def test_bad_input_to_a_thread_is_refused_with_its_path(chatting: Make) -> None:
+    """Only a body that is no JSON object at all has no path: see the table before."""
+
+    def answer(turn: Any, out: Any) -> None:
+        with turn.step() as step:
+            step.say({"role": "assistant", "content": "May I?"})
+            step.ask_approval("a", "refund", {"euros": 5})
+            step.wait_for({"c": {"tool_name": "where", "input": {}}})
+
+    site = chatting(answer=answer)
+    await site.post("t", "u1")
+    await _drive(site)
+    calls = {call["id"]: call for call in (await site.json("GET", "threads/t/"))["calls"]}
+    decision = {"approved": True, "digest": calls["a"]["digest"]}
+
+    def resumed(call_id: str, status: str = "resolved", **payload: Any) -> dict[str, Any]:
+        entry = {"interruptId": call_id, "status": status, "payload": {**decision, **payload}}
+        return {"threadId": "t", "runId": "r", "messages": [], "resume": [entry]}
+
+    def continued(call_id: str, **approval: Any) -> dict[str, Any]:
+        own = {"id": "x", "approved": True, "descriptor": {"digest": decision["digest"]}, **approval}
+        part = {"type": "tool-refund", "toolCallId": call_id, "state": "approval-responded", "approval": own}
+        return {"id": "t", "messages": [{"id": "m", "role": "assistant", "parts": [part]}]}
+
+    part = "/messages/0/parts/0"
+    cells: list[tuple[str, str, Any, str]] = [
+        ("GET", "agui/%0A/", None, "/thread"),
+        ("GET", "ai/%0A/stream", None, "/thread"),
+        ("GET", "ai/t/stream?from=x", None, "/from"),
+        ("GET", "threads/?q=%00", None, "/q"),
+        ("GET", "threads/?cursor=zz", None, "/cursor"),
+        ("GET", "threads/%0A/", None, "/thread"),
+        ("POST", "threads/%0A/stop/", None, "/thread"),
+        ("DELETE", "threads/t/posts/%0A/", None, "/post"),
+        ("PATCH", "threads/t/", {"title": "a\0b"}, "/title"),
+        ("POST", "threads/t/calls/%0A/", {"result": 1}, "/call"),
+        ("POST", "threads/t/calls/a/", {}, "/approved"),
+        ("POST", "threads/t/calls/a/", {"result": 1}, "/result"),
+        ("POST", "threads/t/calls/a/", {"error": "x"}, "/error"),
+        ("POST", "threads/t/calls/a/", {**decision, "input": {"euros": 6}}, "/input"),
+        ("POST", "threads/t/calls/a/", {**decision, "digest": "\ud800"}, "/digest"),
+        ("POST", "threads/t/calls/c/", decision, "/approved"),
+        ("POST", "agui/", resumed("unknown"), "/resume/0/interruptId"),
+        ("POST", "agui/", resumed("unknown", "cancelled"), "/resume/0/interruptId"),
+        ("POST", "agui/", resumed("a", input={"euros": 6}), "/resume/0/payload/input"),
+        ("POST", "agui/", resumed("a", digest=None), "/resume/0/payload/digest"),
+        ("POST", "agui/", resumed("a", "cancelled", digest="\ud800"), "/resume/0/payload/digest"),
+        ("POST", "ai/", continued("unknown"), f"{part}/toolCallId"),
+        ("POST", "ai/", continued("a", approved=1), f"{part}/approval/approved"),
+        ("POST", "ai/", continued("a", descriptor={}), f"{part}/approval/digest"),
+    ]
+    wrong = []
+    for method, address, body, path in cells:
+        response = await site.request(method, address, body)
+        told = b"" if response.streaming else json.loads(response.content)
+        if response.status_code != 400 or told["path"] != path:
+            wrong.append((method, address, body, response.status_code, told))
+    response = await site.request("GET", "agui/t/", **{"Last-Event-ID": "x"})
+    if json.loads(response.content)["path"] != "/Last-Event-ID":
+        wrong.append(response.content)
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 async def test_who_may_use_a_chat(chatting: Make) -> None:
@@ -489,7 +554,7 @@ async def test_calls_of_a_thread_that_has_ended_are_gone(
     assert end["type"] == ("RUN_ERROR" if status == "failed" else "RUN_FINISHED")
     assert not end.get("outcome", {}).get("interrupts")
     # The session may end after a request has loaded it.
-    answered = Answered(call_id="c", path="", **(decision if is_approval else {"result": 4}))
+    answered = Answered(call_id="c", path="", id_path="", **(decision if is_approval else {"result": 4}))
     with pytest.raises(SessionEnded):
         await sync_to_async(give_answers)(
             site.store, before, [answered], calls=before.pending_client_tool_calls, actor="ann"

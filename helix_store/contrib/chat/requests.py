@@ -173,10 +173,14 @@ def text_field(body: Mapping[str, Any], name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The answer to a call: a decision, or what a client's tool has returned."""
+    """The answer to a call: a decision, or what a client's tool has returned.
+
+    ``path`` and ``id_path`` are the places of the answer and of the call's id in the request.
+    """
 
     call_id: str
     path: str
+    id_path: str
     approved: bool | None = None
     digest: str | None = None
     needs_digest: bool = True
@@ -275,7 +279,8 @@ def _resumed(resume: Any) -> list[Answered]:
         path = f"/resume/{index}"
         if not isinstance(entry, dict):
             refuse(path, "expected an object")
-        call_id = checked_id(entry.get("interruptId"), f"{path}/interruptId")
+        id_path = f"{path}/interruptId"
+        call_id = checked_id(entry.get("interruptId"), id_path)
         payload, metadata = entry.get("payload"), entry.get("metadata")
         payload = payload if isinstance(payload, dict) else {"approved": payload}
         digest = payload.get("digest") or (metadata.get("digest") if isinstance(metadata, dict) else None)
@@ -287,7 +292,8 @@ def _resumed(resume: Any) -> list[Answered]:
             answers.append(
                 Answered(
                     call_id=call_id,
-                    path=path,
+                    path=f"{path}/payload",
+                    id_path=id_path,
                     approved=False,
                     digest=digest,
                     needs_digest=False,
@@ -303,6 +309,7 @@ def _resumed(resume: Any) -> list[Answered]:
             Answered(
                 call_id=call_id,
                 path=f"{path}/payload",
+                id_path=id_path,
                 approved=payload["approved"],
                 digest=digest,
                 reason=reason,
@@ -337,6 +344,7 @@ def _results_of_tools(messages: Sequence[Mapping[str, Any]]) -> list[Answered]:
                 Answered(
                     call_id=call_id,
                     path=path,
+                    id_path=f"{path}/toolCallId",
                     result=message.get("content"),
                     error=error if isinstance(error, str) and error else None,
                 )
@@ -441,7 +449,8 @@ def _answers(parts: Sequence[Any], path: str) -> Any:
         if not isinstance(part, dict) or not isinstance(part.get("toolCallId"), str):
             continue
         own = f"{path}/parts/{index}"
-        call_id = checked_id(part["toolCallId"], f"{own}/toolCallId")
+        id_path = f"{own}/toolCallId"
+        call_id = checked_id(part["toolCallId"], id_path)
         approval = part.get("approval")
         state = part.get("state")
         if state == "approval-responded" and isinstance(approval, dict):
@@ -453,11 +462,13 @@ def _answers(parts: Sequence[Any], path: str) -> Any:
             yield Answered(
                 call_id=call_id,
                 path=f"{own}/approval",
+                id_path=id_path,
                 approved=approval["approved"],
                 digest=digest if isinstance(digest, str) else None,
                 reason=reason if isinstance(reason, str) and reason else None,
             )
         elif state == "output-available" and not isinstance(approval, dict):
-            yield Answered(call_id=call_id, path=own, result=part.get("output"))
+            yield Answered(call_id=call_id, path=own, id_path=id_path, result=part.get("output"))
         elif state == "output-error" and not isinstance(approval, dict):
-            yield Answered(call_id=call_id, path=own, error=str(part.get("errorText", "error")))
+            error = str(part.get("errorText", "error"))
+            yield Answered(call_id=call_id, path=own, id_path=id_path, error=error)

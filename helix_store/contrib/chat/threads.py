@@ -494,7 +494,7 @@ def give_answers(
         call = calls.get(answer.call_id)
         if call is None:
             if answer.approved is not None and not _is_known(state, answer.call_id):
-                refuse(answer.path, "the thread has no such call")
+                refuse(answer.id_path, "the thread has no such call")
             continue
         approval_id = call.get("approval_id")
         if (approval_id is None) != (answer.approved is None):
@@ -604,7 +604,7 @@ def _give(store: Store, session_id: str, answer: Answered, approval_id: str | No
     if outcome == "unknown_tool_call":
         _require_not_ended(store, session_id)
         raise Refusal(
-            HTTPStatus.NOT_FOUND, "call_not_found", "The thread has no such call.", path=answer.path
+            HTTPStatus.NOT_FOUND, "call_not_found", "The thread has no such call.", path=answer.id_path
         )
     return str(outcome)
 

@@ -22,7 +22,15 @@ from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.urls import URLPattern, path
 
-from helix_store import HelixStoreError, SessionNotFound, SessionState, Store, conf, new_id
+from helix_store import (
+    HelixStoreError,
+    InvalidCursor,
+    SessionNotFound,
+    SessionState,
+    Store,
+    conf,
+    new_id,
+)
 from helix_store.contrib.chat import agui, aisdk
 from helix_store.contrib.chat.driver import Driver
 from helix_store.contrib.chat.reading import (
@@ -365,7 +373,10 @@ class Views:
             found = found.filter(title__icontains=search)
         query = ["threads", who.store.tenant, self._chat.agent_type, who.owner, search]
         if cursor is not None:
-            moment, key = read_cursor(cursor, query=query)
+            try:
+                moment, key = read_cursor(cursor, query=query)
+            except InvalidCursor as exc:
+                raise Refusal(HTTPStatus.BAD_REQUEST, exc.code, str(exc), path="/cursor") from exc
             at = datetime.fromisoformat(moment)
             found = found.filter(Q(updated_at__lt=at) | Q(updated_at=at, pk__lt=key))
         columns = (
@@ -486,7 +497,9 @@ class Views:
                 message = "The thread has no such call."
                 raise Refusal(HTTPStatus.NOT_FOUND, "call_not_found", message)
             if asked is not None and (asked.get("approval_id") is None) != (answer.approved is None):
-                refuse("", "an approval needs approved and digest; a client's tool, result or error")
+                reason = "an approval needs approved and digest; a client's tool, result or error"
+                name = "result" if answer.error is None else "error"
+                refuse(f"/{name if answer.approved is None else 'approved'}", reason)
             calls = open_calls(who.store, state)
             return bool(give_answers(who.store, state, [answer], calls=calls, actor=who.actor))
 
@@ -561,17 +574,19 @@ def _answered(body: Mapping[str, Any], call_id: str) -> Answered:
         return Answered(
             call_id=call_id,
             path="",
+            id_path="/call",
             approved=approved,
             digest=digest,
             reason=reason if isinstance(reason, str) and reason else None,
             input=body.get("input", ...),
         )
     if ("result" in body) == ("error" in body):
-        refuse("", "expected approved and digest, or one of result and error")
+        path = "/error" if "error" in body else "/approved"
+        refuse(path, "expected approved and digest, or one of result and error")
     error = body.get("error")
     if "error" in body and not isinstance(error, str):
         refuse("/error", "expected text")
-    return Answered(call_id=call_id, path="", result=body.get("result"), error=error)
+    return Answered(call_id=call_id, path="", id_path="/call", result=body.get("result"), error=error)
 
 
 # --- Responses ---------------------------------------------------------------------------------------
