@@ -7,7 +7,7 @@ see the parts of models that they may view.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -168,7 +168,7 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
             failure_start=start_of("failure_reason", _CAUSE),
         )
         parts["search_url"] = page.list_url(Session)
-        parts["needs"] = _needs(page, request, sessions, may_view_runs=may_view_runs)
+        parts["effects"], parts["needs"] = _needs(page, request, sessions, may_view_runs=may_view_runs)
         parts["failures"] = list(_failures(page, scope, sessions, may_view_runs=may_view_runs))
         parts["days"] = _DAYS
     tiles = [_running(page, scope, parts["needs"].keys)] if may_view_runs and "needs" in parts else []
@@ -184,12 +184,18 @@ def start_page(request: HttpRequest, site: AdminSite) -> dict[str, Any]:
 # --- What needs somebody
 
 
-def _needs(page: OperatedAdmin, request: HttpRequest, sessions: Any, *, may_view_runs: bool) -> Needs:
-    needs = Needs(inbox_url=page.view_url(Session, "approvals") if ANSWER.is_permitted(request.user) else "")
-    scope = page.scope(request)
-    _add_waiting(needs, page, scope, sessions, may_view_runs=may_view_runs)
+def _needs(
+    page: OperatedAdmin, request: HttpRequest, sessions: Any, *, may_view_runs: bool
+) -> tuple[Needs, Needs]:
+    """Return the unknown effects, which come first, and everything else that needs somebody."""
+    scope, effects, listed = page.scope(request), Needs(), set[int]()
     if page.may_view(request, Effect):
-        _add_effects(needs, page, scope, sessions)
+        listed = _add_effects(effects, page, scope, sessions)
+    needs = Needs(
+        inbox_url=page.view_url(Session, "approvals") if ANSWER.is_permitted(request.user) else "",
+        keys=set(effects.keys),
+    )
+    _add_waiting(needs, page, scope, sessions, listed=listed, may_view_runs=may_view_runs)
     if may_view_runs:
         _add_stopped(needs, page, request, sessions)
     if page.may_view(request, Post):
@@ -203,13 +209,22 @@ def _needs(page: OperatedAdmin, request: HttpRequest, sessions: Any, *, may_view
             if key in shown
         ]
         needs.add(_("with a post that nobody has received"), len(overdue), url, rows)
-    return needs
+    return effects, needs
 
 
 def _add_waiting(
-    needs: Needs, page: OperatedAdmin, scope: Scope, sessions: Any, *, may_view_runs: bool
+    needs: Needs,
+    page: OperatedAdmin,
+    scope: Scope,
+    sessions: Any,
+    *,
+    listed: Collection[int],
+    may_view_runs: bool,
 ) -> None:
-    """Add the sessions with open calls, the earliest deadline first, and then those of adapters."""
+    """Add the sessions with open calls, the earliest deadline first, and then those of adapters.
+
+    Those that are ``listed`` already are only counted.
+    """
     rows: Any = scope.rows(Session)
     tenants = scope.known_tenants(Session)
     own = waiting_for_person(rows)
@@ -219,9 +234,11 @@ def _add_waiting(
     oldest = list(adapters.order_by("updated_at", "pk").values_list("pk", flat=True)[: _MOST_COUNTED + 1])
     deadline = F("pending_deadline").asc(nulls_last=True)
     by_deadline = sessions.filter(pk__in=own.values("pk")).order_by(deadline, "updated_at", "pk")
-    shown = list(by_deadline[:_ROWS_SHOWN])
+    first = by_deadline[: _ROWS_SHOWN + len(listed)]
+    shown = [each for each in first if each.pk not in listed][:_ROWS_SHOWN]
     read_open_tools(shown)
-    found = sessions.in_bulk(oldest[: _ROWS_SHOWN - len(shown)])
+    unlisted = [key for key in oldest if key not in listed]
+    found = sessions.in_bulk(unlisted[: _ROWS_SHOWN - len(shown)])
     count = own.order_by()[: _MOST_COUNTED + 1].values("pk").count() + len(oldest)
     listed = [_waiting(page, each) for each in shown]
     listed += [_waiting_elsewhere(page, found[key]) for key in oldest if key in found]
@@ -257,8 +274,11 @@ def _waiting_elsewhere(page: OperatedAdmin, session: Any) -> Need:
     )
 
 
-def _add_effects(needs: Needs, page: OperatedAdmin, scope: Scope, sessions: Any) -> None:
-    """Add the effects that somebody must settle: no agent of these sessions can go on before."""
+def _add_effects(needs: Needs, page: OperatedAdmin, scope: Scope, sessions: Any) -> set[int]:
+    """Add the effects that somebody must settle: no agent of these sessions can go on before.
+
+    Return the sessions of the rows.
+    """
     effects = unknown_effects(scope)
     columns = ("session_id", "effect_id", "tool_name", "started_at")
     found = list(effects.values_list(*columns)[: _MOST_COUNTED + 1])
@@ -282,6 +302,7 @@ def _add_effects(needs: Needs, page: OperatedAdmin, scope: Scope, sessions: Any)
         page.list_url(Session, order="oldest", condition="effect_unknown"),
         rows,
     )
+    return set(shown)
 
 
 def _add_stopped(needs: Needs, page: OperatedAdmin, request: HttpRequest, sessions: Any) -> None:

@@ -215,13 +215,38 @@ def test_a_session_is_listed_once_for_what_has_to_be_done_first(browser: Browser
     turn.__enter__()
     turn.effect("charge", tool_name="charge_card").__enter__()
     Lock.objects.using(alias).update(expires_at=moments.now() - timedelta(seconds=1))
-    needs = _needs(_start_page(browser))
-    assert "1 with an unknown effect" in needs
-    assert "charge_card" in needs
-    assert "Decide" in needs
-    assert needs.count("Title lost") == 1
-    assert "abandoned" not in needs
-    assert "Running runs" not in _start_page(browser).text
+    text = _start_page(browser).text
+    assert "Unknown effects 1 with an unknown effect" in text
+    assert re.search(r"Title lost lost charge_card .* Decide", text)
+    assert text.count("Title lost") == 1
+    for title in ("Needs somebody", "abandoned", "Running runs"):
+        assert title not in text
+
+
+def test_unknown_effects_come_first(browser: Browser) -> None:
+    """Until they are settled, no agent of their sessions goes on, whatever a person answers."""
+    alias, tenant = browser.database.alias, browser.database.tenant
+    store = Store(alias, tenant=tenant)
+    _wait_for_a_person(browser, "waits", "Title waits", None)
+    before = _start_page(browser)
+    for session_id in ("lost", "both"):
+        session = store.new_session(session_id, agent_type="a", title=f"Title {session_id}")
+        with suppress(TimeoutError), session.effect("charge", tool_name="charge_card"):
+            raise TimeoutError
+    rows = Session.objects.using(alias).filter(session_id="both")
+    rows.update(suspension_kind="suspended_client_tool", status="paused", pending_client_tool_calls={"c": {}})
+    page = _start_page(browser)
+    places = [
+        "Unknown effects 2 with an unknown effect",
+        "Title lost",
+        "Title both",
+        "Needs somebody 2 waiting for an answer",
+        "Title waits",
+    ]
+    assert [page.text.count(place) for place in places] == [1] * 5
+    assert sorted(places, key=page.text.index) in (places, [places[0], places[2], places[1], *places[3:]])
+    # The only one more reads the sessions of the effects.
+    assert len(page.statements) == len(before.statements) + 1
 
 
 def test_adapters_that_wait_for_a_person_are_listed(browser: Browser) -> None:
