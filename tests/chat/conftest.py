@@ -8,13 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.test import AsyncClient
 from django.test.client import AsyncClientHandler
 from django.urls import path, set_urlconf
 
 from helix_store import SessionHandle, Store
-from helix_store.contrib.chat import Chat
+from helix_store.contrib.chat import Chat, agui
+from helix_store.contrib.chat.requests import NewMessage
+from helix_store.contrib.chat.threads import post_message
+from helix_store.contrib.chat.views import _actor
 from tests.databases import CommittedDatabase
 
 __all__ = ["Chatting", "chatting"]
@@ -90,11 +94,18 @@ class Chatting:
         assert response.status_code == 200, response.content
         return events_of(b"".join([part async for part in response.streaming_content]))
 
-    async def post(self, thread: str, message_id: str, content: Any = "Hello") -> None:
-        response = await self.request(
-            "POST", f"threads/{thread}/posts/", {"id": message_id, "content": content}
+    async def post(self, thread: str, message_id: str, content: Any = "Hello", owner: str = "ann") -> None:
+        """Post a message as a request of the owner does, which may begin the thread. Nobody follows it."""
+        await sync_to_async(post_message)(
+            self.chat,
+            self.chat.store(self.database.tenant),
+            self.chat.session_id(owner, thread),
+            thread,
+            NewMessage(id=message_id, content=agui.posted(content)),
+            owner=owner,
+            actor=_actor(owner),
+            client={},
         )
-        assert response.status_code == 201, response.content
 
     async def json(self, method: str, address: str, body: Any = None, **options: str) -> Any:
         response = await self.request(method, address, body, **options)

@@ -244,6 +244,38 @@ async def test_another_owners_thread_is_unknown(chatting: Make) -> None:
     assert (await site.json("GET", "threads/", owner="bob"))["threads"] == []
 
 
+async def test_no_address_of_a_thread_begins_one(chatting: Make) -> None:
+    """An unknown thread and another owner's are one: nothing is stored, whoever asks."""
+    site = chatting()
+    await site.post("t", "u1")
+    before = await site.json("GET", "threads/t/")
+    cells: list[tuple[str, str, Any]] = [
+        ("GET", "agui/{}/", None),
+        ("GET", "ai/{}/stream", None),
+        ("GET", "threads/{}/", None),
+        ("PATCH", "threads/{}/", {"title": "A"}),
+        ("DELETE", "threads/{}/", None),
+        ("POST", "threads/{}/stop/", None),
+        ("POST", "threads/{}/posts/", {"id": "u2", "content": "Hi"}),
+        ("POST", "threads/{}/posts/", {"id": "post-1", "content": "Hi"}),
+        ("POST", "threads/{}/posts/", {"content": "Hi"}),
+        ("DELETE", "threads/{}/posts/u1/", None),
+        ("POST", "threads/{}/calls/c/", {"result": 1}),
+    ]
+    wrong = []
+    for method, address, body in cells:
+        told = []
+        for thread in ("t", "unknown"):
+            response = await site.request(method, address.format(thread), body, owner="bob")
+            told.append((response.status_code, json.loads(response.content)["code"]))
+        if told[0][0] != 404 or told[0] != told[1]:
+            wrong.append((method, address, body, told))
+    assert not wrong, "\n".join(map(str, wrong))
+    assert (await site.json("GET", "threads/", owner="bob"))["threads"] == []
+    assert await site.json("GET", "threads/t/") == before
+    assert site.runs == [site.session("t").id]
+
+
 async def test_the_owner_is_by_default_the_signed_in_user(chatting: Make) -> None:
     site = chatting(owner=None)
     response = await site.request("GET", "threads/", owner=None)
@@ -257,12 +289,10 @@ async def test_the_owner_is_by_default_the_signed_in_user(chatting: Make) -> Non
     async def auser() -> User:
         return user
 
-    request = AsyncRequestFactory().post(
-        "/", json.dumps({"id": "u1", "content": "Hi"}), content_type="application/json"
-    )
+    request = AsyncRequestFactory().post("/", json.dumps(run_input("t")), content_type="application/json")
     request.auser = auser
-    view = next(each.callback for each in site.chat.urls[0] if each.name == "posts")
-    assert (await view(request, thread="t")).status_code == 201
+    view = next(each.callback for each in site.chat.urls[0] if each.name == "agui")
+    assert (await view(request)).status_code == 200
     found = await sync_to_async(lambda: site.session("t", "417").posts().items)()
     assert found[0].author == "user:417"
 
@@ -478,9 +508,9 @@ async def test_an_owner_of_any_text_answers_unless_it_is_the_requester(chatting:
     site = chatting(answer=answer)
     wrong = {}
     for thread, status in (("own", 403), ("others", 200)):
-        posted = {"id": "u1", "content": thread}
-        response = await site.request("POST", f"threads/{thread}/posts/", posted, owner=owner)
-        assert response.status_code == 201, response.content
+        posted = await site.request("POST", "agui/", run_input(thread, content=thread), owner=owner)
+        assert posted.status_code == 200, posted.content
+        await posted.streaming_content.aclose()
         await sync_to_async(site.drive)(thread, owner)
         (call,) = (await site.json("GET", f"threads/{thread}/", owner=owner))["calls"]
         given = {"approved": True, "digest": call["digest"]}

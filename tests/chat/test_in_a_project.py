@@ -73,9 +73,9 @@ def token_middleware(get_response: Callable[[HttpRequest], HttpResponseBase]) ->
 async def test_the_user_of_a_request_is_the_one_that_middleware_has_set(chatting: Make) -> None:
     site = chatting(owner=None)
     with override_settings(MIDDLEWARE=_with_middleware(f"{__name__}.token_middleware")):
-        message = {"id": "u1", "content": "Hello"}
-        response = await site.request("POST", "threads/t/posts/", message, owner=None, **{"X-Token": "417"})
-        assert response.status_code == 201
+        response = await site.request("POST", "agui/", run_input("t"), owner=None, **{"X-Token": "417"})
+        assert response.status_code == 200
+        await response.streaming_content.aclose()
         (post,) = await sync_to_async(lambda: site.session("t", "417").posts().items)()
         assert post.author == "user:417"
         response = await site.request("GET", "threads/", owner=None, **{"X-Token": "0"})
@@ -95,7 +95,8 @@ async def test_a_requester_who_is_the_owner_does_not_answer(chatting: Make, owne
     site = chatting(answer=answer, owner=lambda request: owner)
     token = {"X-Token": "417" if text else "9"}
     with override_settings(MIDDLEWARE=_with_middleware(f"{__name__}.token_middleware")):
-        await site.request("POST", "threads/t/posts/", {"id": "u1", "content": "Hello"}, **token)
+        response = await site.request("POST", "agui/", run_input("t"), **token)
+        await response.streaming_content.aclose()
         await sync_to_async(site.drive)("t", owner)
         (call,) = (await site.json("GET", "threads/t/", **token))["calls"]
         given = {"approved": True, "digest": call["digest"]}

@@ -42,6 +42,7 @@ from helix_store.stores import (
 from helix_store.transfer import DatabaseSource, ExportFile, import_units, write_export
 from tests.adapters.third_party.models import Attachment, Page
 from tests.adapters.third_party.notebook import Notebook
+from tests.chat.conftest import run_input
 from tests.databases import CommittedDatabase, close_connections, delete_all_rows
 
 ALIAS = "unprivileged"
@@ -387,14 +388,18 @@ def test_a_chat_reads_its_threads_and_their_streams(owner: str) -> None:
         f"agent-{uuid.uuid4().hex}", answer, using=ALIAS, tenant="a", owner="ann", runner=lambda *thread: None
     )
 
-    async def request(method: str, address: str, body: Any = None) -> Any:
-        return json.loads((await AsyncClient().generic(method, address, json.dumps(body))).content)
+    async def begin() -> None:
+        response: Any = await AsyncClient().generic("POST", "/agui/", json.dumps(run_input("t")))
+        await response.streaming_content.aclose()
+
+    async def threads() -> Any:
+        return json.loads((await AsyncClient().get("/threads/")).content)["threads"]
 
     with override_settings(HELIX_STORE=ENABLED, ROOT_URLCONF=(path("", chat.urls),)):
-        async_to_sync(request)("POST", "/threads/t/posts/", {"id": "u1", "content": "Hello"})
+        async_to_sync(begin)()
         session_id = chat.session_id("ann", "t")
         chat.drive(session_id, tenant="a")
-        (thread,) = async_to_sync(request)("GET", "/threads/")["threads"]
+        (thread,) = async_to_sync(threads)()
         position, chunk = newest_chunk(chat.store("a"), session_id)
     assert (thread["id"], chunk["type"]) == ("t", "end")
     assert position > 0

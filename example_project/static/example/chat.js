@@ -20,13 +20,13 @@ const act = async (method, url, body) => {
   const headers = { "Content-Type": "application/json", "X-CSRFToken": token.value };
   const response = await request(url, { method, headers, body: body && JSON.stringify(body) });
   if (response?.ok) problem = void response.body?.cancel();
+  else if (response?.status === 501) problem = refusals[501];
   else problem = { words: response ? (await response.json()).message : "The server did not answer. Try again." };
   await look();
   if (response?.ok && !source) follow(); // It may have ended already: the events say why.
   return Boolean(response?.ok);
 };
-const lastAnswer = { messages: [], trigger: "regenerate-message" };
-const buttons = { "Try again": () => act("POST", `${api}ai/`, { id: thread, ...lastAnswer }) };
+const buttons = { "Try again": () => act("POST", `${api}ai/`, { id: thread, messages: [], trigger: "regenerate-message" }) };
 const look = async () => {
   const number = ++looks;
   const response = await request(address(""));
@@ -117,8 +117,8 @@ const show = () => {
 const send = async (content) => {
   thread ||= newId();
   if (!location.pathname.includes(thread)) history.replaceState(null, "", `${location.pathname}${thread}/`);
-  if (draft.content !== content) draft = { id: newId(), content };
-  if (await act("POST", address("posts/"), draft)) draft = {}; else return;
+  if (draft.content !== content) draft = { id: newId(), role: "user", content };
+  if (await act("POST", `${api}agui/`, { threadId: thread, runId: newId(), messages: [draft] })) draft = {}; else return;
   if (text.value.trim() === content) text.value = "";
 };
 compose.onsubmit = (event) => {

@@ -411,11 +411,13 @@ def post_message(
     owner: str,
     actor: Any,
     client: Mapping[str, Any],
+    begin: bool = True,
 ) -> tuple[Post | None, SessionState | None]:
     """Post a user's message, whatever the agent is doing. Safe to repeat.
 
-    The first message begins the thread: then this also returns the state of the new session. There is no post
-    to return of a message that the history got without an id of its own, and that the client sends again.
+    The first message begins the thread: then this also returns the state of the new session. Without
+    ``begin``, an unknown thread is refused with `SessionNotFound`. There is no post to return of a message
+    that the history got without an id of its own, and that the client sends again.
     """
     own: dict[str, Any] = {"client": dict(client)} if client else {}
     if message.metadata is not None:
@@ -441,6 +443,8 @@ def post_message(
         key = own_of(first).get("answer", message.id)
         return session.post(first, key=key, author=actor), None
     except SessionNotFound:
+        if not begin:
+            raise
         state = None
         with suppress(SessionExists):
             state = store.sessions.create_session(

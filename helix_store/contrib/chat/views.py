@@ -471,6 +471,7 @@ class Views:
                 owner=who.owner,
                 actor=who.actor,
                 client={},
+                begin=False,
             )
             return "received" if post is None else str(post.state)
 
