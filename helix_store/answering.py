@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
+from django.contrib.auth import get_user_model
 from django.core import signing
+from django.core.exceptions import ValidationError
 from django.urls import reverse
 
 from helix_store import conf
@@ -73,21 +77,20 @@ def answer_url(
 ) -> str:
     """Return the path of a page on which this user can approve or reject a call, for a mail or a message.
 
-    ``session_id`` is the session that owns the call, ``actor`` a Django user. The path works for that user
-    alone, once, until the call is answered, changes or is asked again, and at most for the duration
-    ``expires``. One query, or two if the state holds an answer that may be the agent's own. Raises
-    `SessionNotFound`, `NotFoundError` for an unknown call, `ConflictError` for an answered one, and
-    `InvalidPayload` for any other actor and for a call that asks for a result. The page is served where the
-    setting ``ANSWER_PAGES`` is true; without it here, a warning is logged.
+    ``session_id`` is the session that owns the call, ``actor`` a Django user or the primary key of one, also
+    as text. The path works for that user alone, once, until the call is answered, changes or is asked again,
+    and at most for the duration ``expires``. One query, two if the state holds an answer that may be the
+    agent's own, and one more for a key. Raises `SessionNotFound`, `NotFoundError` for an unknown call,
+    `ConflictError` for an answered one, and `InvalidPayload` for any other actor and for a call that asks for
+    a result. The page is served where the setting ``ANSWER_PAGES`` is true; without it here, a warning is
+    logged.
     """
     if not conf.answer_pages():
         _logger.warning(
             'HELIX_STORE["ANSWER_PAGES"] is False here. The link is 404 unless the process that serves it '
             "has the setting."
         )
-    user_key = getattr(actor, "pk", None)
-    if user_key is None or not hasattr(actor, "get_username"):
-        raise InvalidPayload(path="actor", reason="expected a Django user that is stored")
+    user_key = _user_key(actor)
     validation.identifier(session_id, "session_id")
     validation.identifier(tool_call_id, "tool_call_id")
     if not isinstance(expires, timedelta) or expires <= timedelta(0) or not validation.is_age(expires):
@@ -101,7 +104,7 @@ def answer_url(
         session_id,
         tool_call_id,
         call["digest"],
-        str(user_key),
+        user_key,
         validation.datetime_to_milliseconds(moments.now() + expires),
         version,
         _requested_at(call),
@@ -110,6 +113,21 @@ def answer_url(
 
 
 aanswer_url = async_twin(answer_url)
+
+
+def _user_key(actor: Any) -> str:
+    """Return the primary key of a user as text, from the user, the key, or its text."""
+    key = None
+    if hasattr(actor, "get_username"):
+        key = getattr(actor, "pk", None)
+    elif isinstance(actor, str | int | UUID) and not isinstance(actor, bool):
+        # What cannot be a key of this model of users is not the key of one.
+        with suppress(ValueError, ValidationError):
+            users = get_user_model()._default_manager.filter(pk=actor)
+            key = users.values_list("pk", flat=True).first()
+    if key is None:
+        raise InvalidPayload(path="actor", reason="expected a Django user that is stored, or the key of one")
+    return str(key)
 
 
 def _requested_at(call: Mapping[str, Any]) -> int | None:

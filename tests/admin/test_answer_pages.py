@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ from helix_store import (
     Store,
     session_waiting,
 )
-from helix_store.answering import aanswer_url, answer_url
+from helix_store.answering import aanswer_url, answer_url, link_of
 from tests.admin.conftest import Browser, Page
 from tests.admin.test_shown_inputs import deep, innermost
 from tests.cells import for_each
@@ -341,6 +342,23 @@ def test_the_page_is_protected(
             assert visitor.open(link(store, ada)).status == 404
         assert "ANSWER_PAGES" in caplog.text
     assert outcome(store) is None
+
+
+def test_a_link_is_for_a_user_a_key_or_its_text(store: Store, ada: User) -> None:
+    ask(store)
+    unknown = [ada.pk + 1, str(ada.pk + 1), -1, 2**70, True, 1.0, None, "", "ada", "\0", uuid.uuid4(), b"1"]
+    wrong: list[Any] = []
+    for actor in (ada, ada.pk, str(ada.pk)):
+        named = link_of(link(store, actor).rstrip("/").rpartition("/")[2])
+        if named is None or named.user_key != str(ada.pk):
+            wrong.append((actor, named))
+    for actor in (*unknown, User(username="new"), AnonymousUser()):
+        try:
+            wrong.append((actor, link(store, actor)))
+        except InvalidPayload as exc:
+            if exc.path != "/actor":
+                wrong.append((actor, exc))
+    assert wrong == []
 
 
 def test_a_link_needs_an_open_approval_and_a_user(store: Store, ada: User) -> None:
