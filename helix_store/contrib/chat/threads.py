@@ -78,7 +78,6 @@ __all__ = [
     "messages_of_thread",
     "newest_chunk",
     "newest_client",
-    "open_answers",
     "open_calls",
     "post_message",
     "rewind_and_post",
@@ -515,13 +514,6 @@ def give_answers(
         if outcome in ("accepted", "recorded"):
             new[answer.call_id] = outcome == "accepted"
     return new
-
-
-def open_answers(store: Store, session_id: str, answers: Sequence[Answered]) -> list[Answered]:
-    """Leave out the results of calls that do not wait for one: a client sends its history with a message."""
-    state = store.sessions.load_state(session_id)
-    calls = {} if state is None else open_calls(store, state)
-    return [answer for answer in answers if answer.approved is not None or answer.call_id in calls]
 
 
 def newest_client(store: Store, session_id: str) -> dict[str, Any]:

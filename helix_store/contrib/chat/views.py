@@ -68,8 +68,6 @@ from helix_store.contrib.chat.threads import (
     give_answers,
     is_known,
     load_thread,
-    newest_chunk,
-    open_answers,
     open_calls,
     post_message,
     rewind_and_post,
@@ -284,31 +282,35 @@ class Views:
         client: Mapping[str, Any],
     ) -> Joined:
         """Store what a request says, and return the thread to follow."""
-        new: dict[str, bool] = {}
-        if message is not None and answers:
-            answers = open_answers(who.store, session_id, answers)
-        if answers:
-            # Before the answers are stored, so that the response has all that follows them. If there are new
-            # ones, they decide the activity.
+        if message is None and not answers:
+            return join(who.store, session_id)
+        # Before anything is stored, so that the response has all that follows. What is stored decides the
+        # activity.
+        joined = None
+        try:
             joined = join(who.store, session_id, activity=Activity.IDLE)
-            thread = joined.thread
+        except SessionNotFound:
+            if message is None or any(answer.approved is not None for answer in answers):
+                raise
+        new: dict[str, bool] = {}
+        if joined is not None and answers:
+            # A client sends its history with a message: most results are of calls that are not open.
             new = give_answers(
                 who.store,
-                thread.state,
+                joined.thread.state,
                 answers,
-                calls=thread.open_calls,
+                calls=joined.thread.open_calls,
                 actor=who.actor,
                 client=client,
-                messages=thread.messages,
+                messages=joined.thread.messages,
             )
             if new and message is None:
                 # A driver may have been and gone. What it has said is in the stream.
-                left = thread.open_calls.keys() - {id for id, is_answered in new.items() if is_answered}
-                activity = Activity.IDLE if left else Activity.DUE
-                return replace(joined, thread=replace(thread, activity=activity))
+                given = {id for id, is_answered in new.items() if is_answered}
+                is_open = joined.thread.open_calls.keys() - given
+                return _with(joined, activity=Activity.IDLE if is_open else Activity.DUE)
         if message is None:
             return join(who.store, session_id)
-        newest = newest_chunk(who.store, session_id)
         post, begun = post_message(
             self._chat,
             who.store,
@@ -323,8 +325,12 @@ class Views:
             return new_thread(begun, post)
         if post is None or post.state != "waiting" or new:
             return join(who.store, session_id)
+        if joined is None:
+            # Another request has begun the thread: all that was said in it is in the rest of the stream.
+            return join(who.store, session_id, activity=Activity.DUE, newest=(0, {}))
         # A turn may have received it since, and ended. All that it has said is in the rest of the stream.
-        return join(who.store, session_id, activity=Activity.DUE, newest=newest)
+        others = [each for each in joined.thread.posts if each.post_id != post.post_id]
+        return _with(joined, posts=[*others, post], activity=Activity.DUE)
 
     def _stream(
         self,
@@ -546,6 +552,11 @@ async def _asked(function: Callable[[HttpRequest], Any], request: HttpRequest) -
 
 async def _in_thread(call: Callable[[], R]) -> R:
     return await sync_to_async(call, thread_sensitive=True)()
+
+
+def _with(joined: Joined, **changes: Any) -> Joined:
+    """Return what was read before a request has changed the thread, with what it has changed."""
+    return replace(joined, thread=replace(joined.thread, **changes))
 
 
 def _position(text: str | None, path: str) -> int | None:
