@@ -746,6 +746,20 @@ def test_the_statements_of_an_answer(chatting: Make, address: str, client: Any, 
     assert len(sent) <= expected, "\n".join(sql[:150] for sql in sent)
 
 
+@pytest.mark.parametrize(
+    "more", [{"trigger": "regenerate-message"}, {"messageId": "u1"}], ids=["made-anew", "edited"]
+)
+def test_the_statements_of_an_answer_that_is_made_anew(chatting: Make, more: dict[str, str]) -> None:
+    site = chatting()
+    async_to_sync(site.post)("t", "u1")
+    site.drive("t")
+    user = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Anew"}]}
+    messages = [user] if "messageId" in more else []
+    sent = _statements(site, "ai/", {"id": "t", "messages": messages, **more})
+    expected = 45 if site.database.vendor == "sqlite" else 42
+    assert len(sent) <= expected, "\n".join(sql[:150] for sql in sent)
+
+
 def test_a_store_of_the_chat_has_its_database_and_tenant(chatting: Make) -> None:
     site = chatting()
     assert site.chat.store(site.database.tenant) == Store(site.database.alias, tenant=site.database.tenant)
