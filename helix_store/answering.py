@@ -12,6 +12,7 @@ from uuid import UUID
 from django.contrib.auth import get_user_model
 from django.core import signing
 from django.core.exceptions import ValidationError
+from django.db.models import Q
 from django.urls import reverse
 
 from helix_store import conf
@@ -117,13 +118,13 @@ aanswer_url = async_twin(answer_url)
 
 def _user_key(actor: Any) -> str:
     """Return the primary key of a user as text, from the user, the key, or its text."""
-    key = None
+    key: Any = None
     if hasattr(actor, "get_username"):
         key = getattr(actor, "pk", None)
     elif isinstance(actor, str | int | UUID) and not isinstance(actor, bool):
         # What cannot be a key of this model of users is not the key of one.
         with suppress(ValueError, ValidationError):
-            users = get_user_model()._default_manager.filter(pk=actor)
+            users = get_user_model()._default_manager.filter(Q(("pk", actor)))
             key = users.values_list("pk", flat=True).first()
     if key is None:
         raise InvalidPayload(path="actor", reason="expected a Django user that is stored, or the key of one")

@@ -240,12 +240,12 @@ def _add_waiting(
     unlisted = [key for key in oldest if key not in listed]
     found = sessions.in_bulk(unlisted[: _ROWS_SHOWN - len(shown)])
     count = own.order_by()[: _MOST_COUNTED + 1].values("pk").count() + len(oldest)
-    listed = [_waiting(page, each) for each in shown]
-    listed += [_waiting_elsewhere(page, found[key]) for key in oldest if key in found]
+    needed = [_waiting(page, each) for each in shown]
+    needed += [_waiting_elsewhere(page, found[key]) for key in oldest if key in found]
     # Only the filter by condition, which needs the permission to view runs, finds those of adapters.
     query = {"condition": "waiting"} if may_view_runs else {"waiting": "person"}
     needs.keys.update(each.pk for each in (*shown, *found.values()))
-    needs.add(_("waiting for an answer"), count, page.list_url(Session, order="oldest", **query), listed)
+    needs.add(_("waiting for an answer"), count, page.list_url(Session, order="oldest", **query), needed)
 
 
 def _waiting(page: OperatedAdmin, session: Any) -> Need:

@@ -209,7 +209,7 @@ async def test_bad_input_to_a_thread_is_refused_with_its_path(chatting: Make) ->
     wrong = []
     for method, address, body, path in cells:
         response = await site.request(method, address, body)
-        told = b"" if response.streaming else json.loads(response.content)
+        told: Any = None if response.streaming else json.loads(response.content)
         if response.status_code != 400 or told["path"] != path:
             wrong.append((method, address, body, response.status_code, told))
     response = await site.request("GET", "agui/t/", **{"Last-Event-ID": "x"})
