@@ -346,6 +346,7 @@ def test_the_page_is_protected(
 
 def test_a_link_is_for_a_user_a_key_or_its_text(store: Store, ada: User) -> None:
     ask(store)
+    actor: Any
     unknown = [ada.pk + 1, str(ada.pk + 1), -1, 2**70, True, 1.0, None, "", "ada", "\0", uuid.uuid4(), b"1"]
     wrong: list[Any] = []
     for actor in (ada, ada.pk, str(ada.pk)):
