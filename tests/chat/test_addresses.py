@@ -756,7 +756,7 @@ def test_the_statements_of_an_answer_that_is_made_anew(chatting: Make, more: dic
     user = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Anew"}]}
     messages = [user] if "messageId" in more else []
     sent = _statements(site, "ai/", {"id": "t", "messages": messages, **more})
-    expected = 45 if site.database.vendor == "sqlite" else 42
+    expected = 49 if site.database.vendor == "sqlite" else 46
     assert len(sent) <= expected, "\n".join(sql[:150] for sql in sent)
 
 

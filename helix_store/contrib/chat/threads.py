@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -670,27 +670,26 @@ def rewind_and_post(
                 store.session(session_id).post(new, key=new[OWN]["answer"], author=actor)
                 return str(before)
 
-    def found(look: Callable[[], Look], *, is_locked: bool) -> tuple[Sequence[Message], int | None]:
+    def found(*, is_locked: bool) -> tuple[Sequence[Message], int | None]:
         messages = messages_of_thread(store, session_id)
-        index = _index_of(store, session_id, messages, before, content, look=look, is_locked=is_locked)
-        return messages, index
+        return messages, _index_of(store, session_id, messages, before, content, is_locked=is_locked)
 
     def joined() -> str:
         return str(before) if edited is not None else _message_to_join(store, session_id, messages, before)
 
-    look = cache(partial(look_at, store, session_id))
-    messages, index = found(look, is_locked=False)
+    messages, index = found(is_locked=False)
     if index is None:
         return joined()
     answer = _answer_of(messages[index])
-    if look().activity is Activity.RUNNING:
+    # Looked at again: another request may have been faster since, and its turn has the lock.
+    if activity_of(store, session_id) is Activity.RUNNING:
         if edited is None and index == _users_in(messages)[-1]:
             # The thread was idle, so another request has had this answer made anew.
             return joined()
         _interrupt(store, session_id, "rewound")
     with store.locks.wait_acquire(session_id, timeout_ms=_PATIENCE_MS) as lock:
         # Another request may have rewound the thread before this one had the lock.
-        messages, index = found(partial(look_at, store, session_id), is_locked=True)
+        messages, index = found(is_locked=True)
         if index is None or (edited is None and _answer_of(messages[index]) != answer):
             return joined()
         _require_not_ended(store, session_id)
@@ -728,13 +727,11 @@ def _index_of(
     before: str | None,
     content: Any,
     *,
-    look: Callable[[], Look],
     is_locked: bool,
 ) -> int | None:
     """Return the index of the user's message to post anew, or ``None`` if that has happened already.
 
-    ``look`` looks at the thread, which takes statements that not every case needs. If this request has the
-    lock of the thread (``is_locked``), nobody else drives it.
+    If this request has the lock of the thread (``is_locked``), nobody else drives it.
     """
     users = _users_in(messages)
     named = [index for index in users if messages[index]["id"] == before]
@@ -753,7 +750,8 @@ def _index_of(
         return named[-1]
     if named or before is None:
         # A repeat finds that the last message is being answered.
-        is_at_work = bool(look().arrived) if is_locked else look().activity is not Activity.IDLE
+        look = look_at(store, session_id)
+        is_at_work = bool(look.arrived) if is_locked else look.activity is not Activity.IDLE
         return None if is_at_work or not users else users[-1]
     for group in groups_of(entries(messages)):
         if group.id == before and group.after:
