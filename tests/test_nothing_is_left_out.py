@@ -62,7 +62,9 @@ def test_every_public_method_has_a_row(face: str, cls: type[Any]) -> None:
 def test_the_arguments_of_every_public_class_are_tried() -> None:
     exported = [getattr(helix_store.stores, name) for name in helix_store.stores.__all__]
     tried = {cls for classes in ROOMS.values() for cls in classes}
-    assert [cls for cls in exported if cls not in tried and cls not in WITHOUT_BOUNDS] == []
+    assert [
+        cls for cls in exported if _is_called(cls) and cls not in tried and cls not in WITHOUT_BOUNDS
+    ] == []
 
 
 @for_each(

@@ -81,7 +81,7 @@ def test_a_user_needs_the_permission(store: DatabaseStateStore) -> None:
     "arguments, code, words",
     [
         (("settle", "journey", "pay", "not_done", "--result", "1"), 2, "no --result"),
-        (("settle", "journey", "pay", "done", "--result", "{"), 1, "JSON"),
+        (("settle", "journey", "pay", "done", "--result", "{"), 2, "JSON"),
         (("settle", "journey", "pay", "done", "--as", "nobody"), 2, "no user"),
         (("settle", "journey", "pay", "done", "--as", "ann", "--actor", "ann"), 2, "either"),
         (("settle", "journey", "unknown", "done"), 1, "no effect"),

@@ -141,7 +141,7 @@ class SavingContract(StoreTests):
         other = store.create_session("other", agent_type="agent")
         store.create_session("session", agent_type="agent")
         before = contents(store, "session")
-        with self.storage_untouched(), pytest.raises(InvalidPayload):
+        with pytest.raises(InvalidPayload):
             store.save_state("session", other)
         assert contents(store, "session") == before
 
