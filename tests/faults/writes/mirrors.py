@@ -110,27 +110,16 @@ class MemoryMirror:
 
 
 class _ObservedLock(WorldLock):
-    """A lock that its thread may take again, and that tells of its last release."""
+    """A lock that tells of its last release."""
 
     def __init__(self, released: Callable[[], None]) -> None:
         super().__init__()
-        self._depth = 0
         self._released = released
 
-    def acquire(self, *, blocking: bool = True) -> bool:
-        is_taken = super().acquire(blocking=blocking)
-        self._depth += is_taken
-        return is_taken
-
     def release(self) -> None:
-        self._depth -= 1
-        is_free = not self._depth
         super().release()
-        if is_free:
+        if not self._depth:
             self._released()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.release()
 
 
 class _Pickler(pickle.Pickler):
