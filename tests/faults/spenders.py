@@ -22,7 +22,7 @@ from helix_store.exceptions import (
     SessionBusy,
     StoreBusy,
 )
-from helix_store.models import BudgetCounter, Session
+from helix_store.models import BudgetCounter, Lock, Session
 from helix_store.stores import SessionHandle, Store, Turn
 
 __all__ = ["MOST_TOKENS", "SESSIONS", "TERM_MS", "Tally", "Told", "dollars", "spend", "tokens_of"]
@@ -137,7 +137,7 @@ class _Worker:
                 if action == "lose":
                     self.store.locks.force_release(session.id)
                     time.sleep(self.chance.uniform(0, _LONGEST_LOSS_SECONDS))
-                elif not self._held(turn):
+                elif not self._held(turn) and self._has_lock(turn):
                     self.tell(Told(f"{session.id} has lost its hold in its step"))
                 if action == "fail":
                     raise Failed
@@ -156,7 +156,7 @@ class _Worker:
         self._ended(outcome, recorded)
         self._require_within_limits(turn.state)
         is_active, held = turn.is_active, self._held(turn)
-        if is_active != bool(held):
+        if is_active != bool(held) and self._has_lock(turn):
             # Only a turn that goes on has reserved its next step.
             self.tell(Told(f"{session.id} holds {held} after its step, and is active: {is_active}"))
 
@@ -175,6 +175,13 @@ class _Worker:
             excess = _excess(balance)
             if excess > 0:
                 self.tell(Told(f"a worker found {balance}", excess))
+
+    def _has_lock(self, turn: Turn) -> bool:
+        """Return whether nobody has broken the lock of a turn: that of a worker which was killed just after
+        its turn may be broken when the next turn of the session has begun.
+        """
+        locks = Lock.objects.using(self.store.alias).filter(tenant=self.store.tenant, name=turn.session.id)
+        return locks.filter(token=turn.fencing_token or 0).exists()
 
     def _held(self, turn: Turn) -> dict[str, Any]:
         """Return what a turn holds, by the name of the budget."""
