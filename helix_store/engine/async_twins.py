@@ -136,7 +136,7 @@ class BothContexts:
             if error is None:
                 require_open_block()
         except OutsideTransaction as refusal:
-            # What it stores would not be part of the block, so it ends as after this error.
+            # Nothing that it stores now would be part of the block: it ends as if the block had raised this.
             with suppress(HelixStoreError):
                 await self._end_in_thread(
                     partial(self.__exit__, type(refusal), refusal, refusal.__traceback__)

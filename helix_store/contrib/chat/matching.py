@@ -154,7 +154,7 @@ class Matching:
             kept, is_shown = self._match_answer(message, own, asked=asked)
         else:
             kept = {**message, "id": own_id(message) or new_id(), OWN: own}
-            # What others say is rare in a step: readers load it.
+            # A step rarely says messages of other roles, so their readers load them.
             is_shown = all(entry.role == "tool" for entry in entries_of(kept, 0))
         return kept, self._match_results(kept, before) and is_shown
 
@@ -243,7 +243,7 @@ class Matching:
         return candidates[skipped] if candidates else None
 
     def _add_parts_left(self, message: dict[str, Any]) -> None:
-        """Add what no message can say, and what was streamed in messages that the step does not say."""
+        """Add the reasoning, files, data and sub-agents of streamed messages that the step does not say."""
         before: list[dict[str, Any]] = []
         after: list[dict[str, Any]] = []
         found = before
@@ -254,9 +254,7 @@ class Matching:
                 parts = _stored_parts(said, [], keeps_reasoning=True)
                 found += [part for part in parts if part["type"] != "text"]
         if before or after:
-            own = message[OWN]
-            parts = own.get("parts") or _usual_parts(usual_pieces(message, message["id"]))
-            own["parts"] = [*before, *parts, *after]
+            message[OWN]["parts"] = [*before, *_parts_of(message), *after]
 
     def _has_streamed(self, call_id: str) -> bool:
         return any(said.call(call_id) is not None for said in self._said)
@@ -268,12 +266,8 @@ class Matching:
     def _add_call(self, message: dict[str, Any], call_id: str, call: Mapping[str, Any]) -> None:
         """Add a call to a message's parts. The model does not see it."""
         arguments = json.dumps(call.get("input"), ensure_ascii=False)
-        own = message[OWN]
-        if "parts" not in own:
-            own["parts"] = _usual_parts(usual_pieces(message, message["id"]))
-        own["parts"].append(
-            {"type": "call", "id": call_id, "name": call["tool_name"], "arguments": arguments}
-        )
+        added = {"type": "call", "id": call_id, "name": call["tool_name"], "arguments": arguments}
+        message[OWN]["parts"] = [*_parts_of(message), added]
         if not self._has_streamed(call_id):
             self._stream_call(message["id"], call_id, call["tool_name"], arguments)
 
@@ -379,6 +373,12 @@ _ANSWER: Final = (*_WORDS, "call")
 
 def _is_said(usual: Iterable[Piece], said: Said, kind: str) -> bool:
     return said.text(kind) == "".join(piece.text for piece in usual if piece.kind == kind)
+
+
+def _parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a message that is going to be stored."""
+    own = message[OWN]
+    return own["parts"] if "parts" in own else _usual_parts(usual_pieces(message, message["id"]))
 
 
 def _usual_parts(usual: Iterable[Piece]) -> list[dict[str, Any]]:

@@ -277,7 +277,7 @@ class ApprovalContract(StoreTests):
         expected = {"approval_id": "call", "deadline": None, "on_expiry": "reject"}
         assert {name: call[name] for name in expected} == expected
         assert store.find_expired_pending() == []
-        # The default changes nothing in what is asked, as long as there is no deadline.
+        # Without a deadline, the default makes no difference: this is the same request.
         again = {name: value for name, value in call.items() if name not in ("on_expiry", "digest")}
         store.add_pending_tool_calls(session_id, {"call": again})
         accepted = store.submit_tool_result(session_id, "call", approved=True, approval_id="call")
